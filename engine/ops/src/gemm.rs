@@ -1,0 +1,124 @@
+//! Matrix product into a planned buffer.
+
+use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor, bail};
+
+use super::cpu::{check_f32, cpu_storage};
+
+/// Whether a product replaces the destination or is added to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// `dst = alpha A B`
+    Set,
+    /// `dst += alpha A B`
+    Add,
+}
+
+/// `dst = alpha A B` or `dst += alpha A B`, accumulated in f32.
+///
+/// `dst` is `[m, n]`, `a` is `[m, k]`, `b` is `[k, n]`, all f32 with any strides, so `.t()` and column views are free.
+pub fn gemm(dst: &Tensor, a: &Tensor, b: &Tensor, alpha: f32, write: Write) -> Result<()> {
+    for (name, t) in [("dst", dst), ("a", a), ("b", b)] {
+        check_f32("gemm", name, t)?;
+    }
+    let ((m, n), (am, k), (bk, bn)) = (dst.dims2()?, a.dims2()?, b.dims2()?);
+    if (m, n, k) != (am, bn, bk) {
+        bail!("gemm: [{m}, {n}] = [{am}, {k}] x [{bk}, {bn}]");
+    }
+    dst.inplace_op1(&Gemm { a, b, alpha, write })
+}
+
+struct Gemm<'a> {
+    a: &'a Tensor,
+    b: &'a Tensor,
+    alpha: f32,
+    write: Write,
+}
+
+impl InplaceOp1 for Gemm<'_> {
+    fn name(&self) -> &'static str {
+        "gemm"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        let (a, a_layout) = self.a.storage_and_layout();
+        let (b, b_layout) = self.b.storage_and_layout();
+        let a = &cpu_storage(&a)?.as_slice::<f32>()?[a_layout.start_offset()..];
+        let b = &cpu_storage(&b)?.as_slice::<f32>()?[b_layout.start_offset()..];
+        let CpuStorage::F32(dst) = storage else { bail!("gemm: dst is not f32") };
+        let dst = &mut dst[layout.start_offset()..];
+        let (m, n) = (layout.dims()[0], layout.dims()[1]);
+        let k = a_layout.dims()[1];
+        let (ds, sa, sb) = (layout.stride(), a_layout.stride(), b_layout.stride());
+        // SAFETY: candle checked that each layout lies inside its storage; the three storages are distinct because
+        // candle holds a write lock on dst's and read locks on the others'.
+        unsafe {
+            product(
+                [m, n, k],
+                (dst.as_mut_ptr(), [ds[0], ds[1]]),
+                (a.as_ptr(), [sa[0], sa[1]]),
+                (b.as_ptr(), [sb[0], sb[1]]),
+                self.alpha,
+                self.write,
+                threads(m * n * k),
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Threads worth waking for a product of `mnk` multiply-adds.
+pub(crate) fn threads(mnk: usize) -> gemm::Parallelism {
+    if mnk < 48 * 48 * 256 { gemm::Parallelism::None } else { gemm::Parallelism::Rayon(0) }
+}
+
+/// The product on raw operands, each a pointer and its row and column stride in elements.
+///
+/// # Safety
+/// Every element that the sizes and strides name must be inside its allocation, and `dst` must not overlap `a` or `b`.
+pub(crate) unsafe fn product(
+    [m, n, k]: [usize; 3],
+    dst: (*mut f32, [usize; 2]),
+    a: (*const f32, [usize; 2]),
+    b: (*const f32, [usize; 2]),
+    alpha: f32,
+    write: Write,
+    parallelism: gemm::Parallelism,
+) {
+    let s = |strides: [usize; 2]| (strides[1] as isize, strides[0] as isize);
+    let ((dcs, drs), (acs, ars), (bcs, brs)) = (s(dst.1), s(a.1), s(b.1));
+    let add = write == Write::Add;
+    // SAFETY: the caller's promise is gemm's own. gemm's alpha scales dst, its beta the product.
+    unsafe {
+        gemm::gemm(
+            m, n, k, dst.0, dcs, drs, add, a.0, acs, ars, b.0, bcs, brs, 1.0, alpha, false, false, false, parallelism,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::{assert_close, random};
+
+    #[test]
+    fn strided_views_and_transposes_give_the_plain_product() -> Result<()> {
+        let wide_a = random(&[7, 20], 1)?;
+        let a = wide_a.narrow(1, 3, 13)?;
+        let b = random(&[5, 13], 2)?;
+        let wide = random(&[7, 9], 3)?;
+        let before = wide.copy()?;
+        let dst = wide.narrow(1, 2, 5)?;
+        gemm(&dst, &a, &b.t()?, 0.5, Write::Add)?;
+        let want = (before.narrow(1, 2, 5)? + (a.contiguous()?.matmul(&b.t()?)? * 0.5)?)?;
+        assert_close(&dst, &want, 1e-5)?;
+        assert_close(&wide.narrow(1, 0, 2)?, &before.narrow(1, 0, 2)?, 0.0)?;
+        assert_close(&wide.narrow(1, 7, 2)?, &before.narrow(1, 7, 2)?, 0.0)
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_refused() -> Result<()> {
+        let (dst, a, b) = (random(&[2, 2], 1)?, random(&[2, 3], 2)?, random(&[4, 2], 3)?);
+        assert!(gemm(&dst, &a, &b, 1.0, Write::Set).is_err());
+        Ok(())
+    }
+}

@@ -1,0 +1,398 @@
+//! 4-bit NormalFloat with double quantisation, as bitsandbytes stores it.
+//!
+//! A weight matrix `W [rows, cols]` is read row by row in blocks of 64. Each weight becomes the nearest of 16 quantiles of
+//! the normal distribution, scaled by the block's largest magnitude (Dettmers et al. 2023, arXiv:2305.14314 §3):
+//!
+//! ```text
+//! absmax_b = max |w_i|  over block b                       code_i = nearest(w_i / absmax_b)
+//! offset   = mean(absmax)                                  absmax code_b = nearest8((absmax_b - offset) / nested)
+//! nested   = max |absmax_b - offset|  over 256 blocks
+//!
+//! absmax'_b = fl(fl(dynamic8[absmax code_b] * nested) + offset)
+//! w'_i      = fl(NF4[code_i] * absmax'_b)
+//! ```
+//!
+//! Two roundings for the absmax and no fused multiply-add: the values are bitsandbytes' bit for bit, so an adapter trained
+//! here and one trained there see the same base. A byte holds two codes, the earlier weight in the high nibble.
+//! 4.127 bits a weight: `n/2 + n/64 + 4n/16384` bytes and the offset.
+
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor, bail};
+use rayon::prelude::*;
+
+use super::dynamic8::{self, SIGNED};
+use super::host::{self, Element};
+
+/// The 16 values of NF4, ascending (arXiv:2305.14314, appendix E). The code of a value is its index.
+pub const NF4: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
+
+/// Weights that share one absmax.
+pub const BLOCK: usize = 64;
+
+/// The values of a byte's two codes: one load and one multiplication dequantise two weights, without a branch.
+const PAIRS: [[f32; 2]; 256] = {
+    let mut pairs = [[0.0; 2]; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        pairs[byte] = [NF4[byte >> 4], NF4[byte & 15]];
+        byte += 1;
+    }
+    pairs
+};
+
+/// Half way between neighbouring values; a value on the threshold takes the lower code.
+const THRESHOLDS: [f32; 15] = {
+    let mut thresholds = [0.0; 15];
+    let mut i = 0;
+    while i < 15 {
+        thresholds[i] = (NF4[i] + NF4[i + 1]) / 2.0;
+        i += 1;
+    }
+    thresholds
+};
+
+/// A quantised weight matrix of `n = rows * cols` weights; `n` is even.
+#[derive(Clone, Debug)]
+pub struct Nf4 {
+    /// Two codes a byte, the earlier weight in the high nibble; u8 `[n / 2]`.
+    pub codes: Tensor,
+    /// Codes of the blocks' absmax in the signed dynamic map; u8 `[ceil(n / 64)]`.
+    pub absmax: Tensor,
+    /// Scales of the absmax codes; f32 `[ceil(n / 64 / 256)]`.
+    pub nested_absmax: Tensor,
+    /// Added to every absmax.
+    pub offset: f32,
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+}
+
+impl Nf4 {
+    /// Bytes of the three tensors and the offset for `n` weights.
+    pub const fn bytes(n: usize) -> usize {
+        let n_blocks = n.div_ceil(BLOCK);
+        n.div_ceil(2) + n_blocks + 4 * n_blocks.div_ceil(dynamic8::BLOCK) + 4
+    }
+
+    fn check(&self) -> Result<()> {
+        let n = self.rows * self.cols;
+        let n_blocks = n.div_ceil(BLOCK);
+        let expected = [n / 2, n_blocks, n_blocks.div_ceil(dynamic8::BLOCK)];
+        let got = [self.codes.elem_count(), self.absmax.elem_count(), self.nested_absmax.elem_count()];
+        if n % 2 != 0 || expected != got {
+            bail!(
+                "nf4: {} x {} weights need codes, absmax and nested absmax of {expected:?} elements, got {got:?}",
+                self.rows,
+                self.cols
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Quantises `weights`, row-major `[rows, cols]`, and places the result on `device`. Runs on the host.
+///
+/// # Errors
+/// Where `weights` isn't `rows * cols` long, its length is odd, or a weight is not finite.
+pub fn quantize(weights: &[f32], rows: usize, cols: usize, device: &Device) -> Result<Nf4> {
+    let n = rows * cols;
+    if weights.len() != n || n % 2 != 0 || n == 0 {
+        bail!("nf4: expected an even number of weights, {rows} x {cols}, got {}", weights.len());
+    }
+    let (codes, absmax) = quantize_blocks(weights);
+    // Summed in f64: the nearest f32 to the true mean, independent of any order of summation.
+    let offset = (absmax.iter().map(|&a| f64::from(a)).sum::<f64>() / absmax.len() as f64) as f32;
+    if !offset.is_finite() || absmax.iter().any(|a| !a.is_finite()) {
+        bail!("nf4: a weight of the {rows} x {cols} matrix is not finite");
+    }
+    let (absmax_codes, nested) = quantize_absmax(&absmax, offset);
+    Ok(Nf4 {
+        codes: Tensor::from_vec(codes, n / 2, device)?,
+        nested_absmax: Tensor::from_vec(nested, absmax.len().div_ceil(dynamic8::BLOCK), device)?,
+        absmax: Tensor::from_vec(absmax_codes, absmax.len(), device)?,
+        offset,
+        rows,
+        cols,
+    })
+}
+
+/// Codes and absmax of every block of 64.
+fn quantize_blocks(weights: &[f32]) -> (Vec<u8>, Vec<f32>) {
+    let mut codes = vec![0u8; weights.len() / 2];
+    let mut absmax = vec![0f32; weights.len().div_ceil(BLOCK)];
+    codes
+        .par_chunks_mut(BLOCK / 2)
+        .zip(absmax.par_iter_mut())
+        .zip(weights.par_chunks(BLOCK))
+        .with_min_len(64)
+        .for_each(|((codes, absmax), weights)| {
+            *absmax = weights.iter().fold(0f32, |max, w| if w.is_nan() { f32::NAN } else { larger(max, w.abs()) });
+            let reciprocal = dynamic8::reciprocal(*absmax);
+            for (byte, pair) in codes.iter_mut().zip(weights.chunks_exact(2)) {
+                *byte = nearest(pair[0] * reciprocal) << 4 | nearest(pair[1] * reciprocal);
+            }
+        });
+    (codes, absmax)
+}
+
+/// The larger of the two; NaN once `max` is NaN.
+fn larger(max: f32, value: f32) -> f32 {
+    if value > max { value } else { max }
+}
+
+/// The code nearest to `value`: the number of thresholds below it.
+fn nearest(value: f32) -> u8 {
+    THRESHOLDS.iter().map(|&threshold| u8::from(value > threshold)).sum()
+}
+
+/// Second quantisation: codes and scales of `absmax - offset` in blocks of 256.
+fn quantize_absmax(absmax: &[f32], offset: f32) -> (Vec<u8>, Vec<f32>) {
+    let centred: Vec<f32> = absmax.iter().map(|a| a - offset).collect();
+    let mut codes = vec![0u8; absmax.len()];
+    let nested = centred
+        .chunks(dynamic8::BLOCK)
+        .zip(codes.chunks_mut(dynamic8::BLOCK))
+        .map(|(values, codes)| SIGNED.quantize_block(values, codes))
+        .collect();
+    (codes, nested)
+}
+
+/// Writes the weights of `src` into `dst`, an f32 view `[rows, cols]` whose rows may lie further apart than `cols`.
+///
+/// The bytes between the rows of `dst` are not touched.
+///
+/// # Errors
+/// Where shapes differ, `dst` is not f32 or its columns are not adjacent.
+pub fn dequantize(dst: &Tensor, src: &Nf4) -> Result<()> {
+    src.check()?;
+    if dst.dims() != [src.rows, src.cols] {
+        bail!("nf4: weights of {} x {} do not go into a buffer of {:?}", src.rows, src.cols, dst.dims());
+    }
+    dst.inplace_op1(&Dequantize { src })
+}
+
+struct Dequantize<'a> {
+    src: &'a Nf4,
+}
+
+impl InplaceOp1 for Dequantize<'_> {
+    fn name(&self) -> &'static str {
+        "nf4-dequantize"
+    }
+
+    fn cpu_fwd(&self, dst: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        let &[row_stride, 1] = layout.stride() else {
+            bail!("nf4: the columns of the destination are not adjacent, strides {:?}", layout.stride());
+        };
+        let Nf4 { codes, absmax, nested_absmax, offset, rows, cols } = self.src;
+        let row_stride = row_stride.max(self.src.cols); // of a single row, the stride may be anything
+        let Some(dst) = f32::vector(dst) else { bail!("nf4: the destination is not f32") };
+        let end = layout.start_offset() + (rows - 1) * row_stride + cols;
+        let dst = &mut dst[layout.start_offset()..end];
+        host::read(codes, |codes| {
+            host::read(absmax, |absmax| {
+                host::read(nested_absmax, |nested| {
+                    let blocks = Blocks { codes, absmax, nested, offset: *offset };
+                    // Rows of about 16k weights per task: enough to pay for the hand-over.
+                    let rows_per_task = (16_384 / cols).max(1);
+                    dst.par_chunks_mut(rows_per_task * row_stride).enumerate().for_each(|(task, chunk)| {
+                        for (i, row) in chunk.chunks_mut(row_stride).enumerate() {
+                            blocks.dequantize((task * rows_per_task + i) * cols, &mut row[..*cols]);
+                        }
+                    });
+                    Ok(())
+                })
+            })
+        })
+    }
+}
+
+/// The host form of a quantised matrix.
+struct Blocks<'a> {
+    codes: &'a [u8],
+    absmax: &'a [u8],
+    nested: &'a [f32],
+    offset: f32,
+}
+
+impl Blocks<'_> {
+    /// The scale of a block, in two roundings.
+    fn absmax(&self, block: usize) -> f32 {
+        SIGNED.values()[usize::from(self.absmax[block])] * self.nested[block / dynamic8::BLOCK] + self.offset
+    }
+
+    /// Writes `dst.len()` weights from number `start` on, which may lie inside a block or a byte.
+    fn dequantize(&self, mut start: usize, mut dst: &mut [f32]) {
+        while !dst.is_empty() {
+            let absmax = self.absmax(start / BLOCK);
+            let n = (BLOCK - start % BLOCK).min(dst.len());
+            let (head, rest) = dst.split_at_mut(n);
+            if start % 2 == 0 && n % 2 == 0 {
+                let codes = &self.codes[start / 2..(start + n) / 2];
+                for (pair, &byte) in head.chunks_exact_mut(2).zip(codes) {
+                    let [high, low] = PAIRS[usize::from(byte)];
+                    pair[0] = high * absmax;
+                    pair[1] = low * absmax;
+                }
+            } else {
+                for (i, weight) in (start..).zip(head) {
+                    *weight = PAIRS[usize::from(self.codes[i / 2])][i % 2] * absmax;
+                }
+            }
+            start += n;
+            dst = rest;
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::collections::HashMap;
+    use std::path::Path;
+
+    use candle_core::DType;
+
+    use super::*;
+
+    /// Tensors of a file in `tests/goldens`.
+    pub(crate) fn golden(name: &str) -> HashMap<String, Tensor> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/goldens").join(name);
+        candle_core::safetensors::load(path, &Device::Cpu).unwrap()
+    }
+
+    fn random(n: usize, seed: u64) -> Vec<f32> {
+        let mut state = seed;
+        let mut uniform = move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+        };
+        (0..n).map(|_| uniform() + uniform() + uniform()).collect()
+    }
+
+    /// Golden matrices: name, rows, cols.
+    const MATRICES: [(&str, usize, usize); 4] =
+        [("two_blocks", 2, 64), ("odd_tail", 6, 55), ("zero_block", 8, 32), ("many", 280, 64)];
+
+    #[test]
+    fn codes_and_scales_are_those_of_bitsandbytes() {
+        let golden = golden("bnb.safetensors");
+        for (name, rows, cols) in MATRICES {
+            let get = |part: &str| golden[&format!("nf4.{name}.{part}")].clone();
+            let weights = get("weights").flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            let (codes, absmax) = quantize_blocks(&weights);
+            assert_eq!(codes, get("codes").to_vec1::<u8>().unwrap(), "{name}");
+            assert_eq!(absmax, get("absmax_f32").to_vec1::<f32>().unwrap(), "{name}");
+
+            // Given their offset, the second quantisation is exact too.
+            let offset = get("offset").to_vec1::<f32>().unwrap()[0];
+            let (absmax_codes, nested) = quantize_absmax(&absmax, offset);
+            assert_eq!(absmax_codes, get("absmax").to_vec1::<u8>().unwrap(), "{name}");
+            assert_eq!(nested, get("nested_absmax").to_vec1::<f32>().unwrap(), "{name}");
+
+            // Our own offset is the correctly rounded mean; theirs depends on torch's order of summation.
+            let ours = quantize(&weights, rows, cols, &Device::Cpu).unwrap();
+            let ulps = (i64::from(ours.offset.to_bits()) - i64::from(offset.to_bits())).abs();
+            assert!(ulps <= 2, "{name}: offset {} against {offset}", ours.offset);
+        }
+    }
+
+    #[test]
+    fn dequantised_values_are_those_of_bitsandbytes_bit_for_bit() {
+        let golden = golden("bnb.safetensors");
+        for (name, rows, cols) in MATRICES {
+            let get = |part: &str| golden[&format!("nf4.{name}.{part}")].clone();
+            let src = Nf4 {
+                codes: get("codes"),
+                absmax: get("absmax"),
+                nested_absmax: get("nested_absmax"),
+                offset: get("offset").to_vec1::<f32>().unwrap()[0],
+                rows,
+                cols,
+            };
+            let dst = Tensor::zeros((rows, cols), DType::F32, &Device::Cpu).unwrap();
+            dequantize(&dst, &src).unwrap();
+            let ours = dst.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            let theirs = get("dequantized").flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            for (i, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
+                assert_eq!(ours.to_bits(), theirs.to_bits(), "{name}[{i}]: {ours} against {theirs}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_padded_buffer_receives_the_rows_and_keeps_its_padding() {
+        for (rows, cols) in [(5, 64), (3, 130), (7, 6), (4, 33), (300, 192)] {
+            let weights = random(rows * cols, 7);
+            let src = quantize(&weights, rows, cols, &Device::Cpu).unwrap();
+            let plain = Tensor::zeros((rows, cols), DType::F32, &Device::Cpu).unwrap();
+            dequantize(&plain, &src).unwrap();
+
+            let buffer = Tensor::full(9f32, (rows + 2, cols + 5), &Device::Cpu).unwrap();
+            dequantize(&buffer.narrow(0, 1, rows).unwrap().narrow(1, 2, cols).unwrap(), &src).unwrap();
+            let (plain, buffer) = (plain.to_vec2::<f32>().unwrap(), buffer.to_vec2::<f32>().unwrap());
+            for (r, row) in buffer.iter().enumerate() {
+                for (c, &value) in row.iter().enumerate() {
+                    let inside = (1..=rows).contains(&r) && (2..cols + 2).contains(&c);
+                    let expected = if inside { plain[r - 1][c - 2] } else { 9.0 };
+                    assert_eq!(value, expected, "{rows} x {cols} at {r}, {c}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_error_of_a_weight_is_at_most_half_a_gap_of_its_block() {
+        let (rows, cols) = (40, 96);
+        let weights = random(rows * cols, 11);
+        let src = quantize(&weights, rows, cols, &Device::Cpu).unwrap();
+        let dst = Tensor::zeros((rows, cols), DType::F32, &Device::Cpu).unwrap();
+        dequantize(&dst, &src).unwrap();
+        let values = dst.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        // The widest half gap is 0.152; the scale of a block is itself off by up to 1.4 % of the nested absmax.
+        for (values, weights) in values.chunks(BLOCK).zip(weights.chunks(BLOCK)) {
+            let absmax = weights.iter().fold(0f32, |max, w| max.max(w.abs()));
+            for (value, weight) in values.iter().zip(weights) {
+                assert!((value - weight).abs() <= 0.17 * absmax, "{weight} became {value}, absmax {absmax}");
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_sizes_and_weights_that_are_not_finite_are_refused() {
+        let cpu = &Device::Cpu;
+        assert!(quantize(&[0.0; 3], 1, 3, cpu).is_err());
+        assert!(quantize(&[0.0; 4], 1, 6, cpu).is_err());
+        assert!(quantize(&[0.0, f32::NAN], 1, 2, cpu).is_err());
+        assert!(quantize(&[0.0, f32::INFINITY], 1, 2, cpu).is_err());
+        let src = quantize(&[0.5; 12], 3, 4, cpu).unwrap();
+        assert!(dequantize(&Tensor::zeros((4, 3), DType::F32, cpu).unwrap(), &src).is_err());
+        assert!(dequantize(&Tensor::zeros((3, 4), DType::F64, cpu).unwrap(), &src).is_err());
+        assert!(dequantize(&Tensor::zeros((4, 3), DType::F32, cpu).unwrap().t().unwrap(), &src).is_err());
+    }
+
+    #[test]
+    fn the_size_of_a_quantised_matrix_is_what_the_plan_counts() {
+        let (rows, cols) = (48, 80);
+        let src = quantize(&random(rows * cols, 3), rows, cols, &Device::Cpu).unwrap();
+        let tensors = [&src.codes, &src.absmax, &src.nested_absmax];
+        let bytes: usize = tensors.iter().map(|t| t.elem_count() * t.dtype().size_in_bytes()).sum();
+        assert_eq!(Nf4::bytes(rows * cols), bytes + 4);
+    }
+}

@@ -1,0 +1,63 @@
+//! Random tensors, closeness and finite differences for the tests of the operations.
+
+use candle_core::{Device, Result, Tensor};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// Uniform in [-1, 1).
+pub(crate) fn random(shape: &[usize], seed: u64) -> Result<Tensor> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let data: Vec<f32> = (0..shape.iter().product::<usize>()).map(|_| rng.random_range(-1.0..1.0)).collect();
+    Tensor::from_vec(data, shape, &Device::Cpu)
+}
+
+pub(crate) fn zeros(shape: &[usize]) -> Result<Tensor> {
+    Tensor::zeros(shape, candle_core::DType::F32, &Device::Cpu)
+}
+
+pub(crate) fn values(t: &Tensor) -> Result<Vec<f32>> {
+    t.contiguous()?.flatten_all()?.to_vec1()
+}
+
+/// Fails unless every element agrees within `tolerance` of the largest magnitude.
+#[track_caller]
+pub(crate) fn assert_close(got: &Tensor, want: &Tensor, tolerance: f32) -> Result<()> {
+    assert_eq!(got.dims(), want.dims());
+    let (got, want) = (values(got)?, values(want)?);
+    let scale = want.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
+    for (i, (g, w)) in got.iter().zip(&want).enumerate() {
+        assert!((g - w).abs() <= tolerance * scale, "element {i}: got {g}, want {w}, scale {scale}");
+    }
+    Ok(())
+}
+
+/// Checks `dx`, the claimed gradient of `sum(dy * f(x))`, against central differences of every element of `x`.
+#[track_caller]
+pub(crate) fn assert_gradient(
+    f: impl Fn(&Tensor) -> Result<Tensor>,
+    x: &Tensor,
+    dy: &Tensor,
+    dx: &Tensor,
+) -> Result<()> {
+    const STEP: f32 = 1e-2;
+    let objective = |x: &Tensor| -> Result<f64> {
+        let y = values(&f(x)?)?;
+        Ok(y.iter().zip(values(dy)?).map(|(y, d)| *y as f64 * d as f64).sum())
+    };
+    let base = values(x)?;
+    let got = values(dx)?;
+    let scale = got.iter().fold(1e-3f32, |m, g| m.max(g.abs()));
+    for i in 0..base.len() {
+        let moved = |by: f32| {
+            let mut data = base.clone();
+            data[i] += by;
+            Tensor::from_vec(data, x.dims(), &Device::Cpu)
+        };
+        // Richardson: error O(STEP^4), so a step large enough for f32 is still exact enough.
+        let central = |h: f32| -> Result<f64> { Ok((objective(&moved(h)?)? - objective(&moved(-h)?)?) / (2.0 * h as f64)) };
+        let numeric = (4.0 * central(STEP)? - central(2.0 * STEP)?) / 3.0;
+        let error = (numeric - got[i] as f64).abs();
+        assert!(error <= 2e-3 * scale as f64, "element {i}: gradient {}, finite difference {numeric}", got[i]);
+    }
+    Ok(())
+}
