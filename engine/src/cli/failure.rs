@@ -1,0 +1,151 @@
+//! How a command ends.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use hearth_engine::error::{ErrorReport, Explain};
+use hearth_engine::{data, export, generate, hardware, model, plan, report, run, step};
+use serde_json::json;
+
+use super::write_line;
+
+/// Exit status; documented in `hearth --help`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Done = 0,
+    Usage = 2,
+    BadInput = 3,
+    DoesNotFit = 4,
+    NoRun = 5,
+    Interrupted = 6,
+    NotProven = 7,
+    Internal = 70,
+}
+
+/// Why a command could not be done.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    exit: Exit,
+    report: ErrorReport,
+}
+
+impl Failure {
+    /// A fault that no input explains.
+    pub(crate) fn internal(message: String) -> Self {
+        let next_step = "This is a fault in Hearth. Report it with the message.".into();
+        Self { exit: Exit::Internal, report: ErrorReport { code: "internal".into(), message, next_step } }
+    }
+
+    /// A command line that parses but makes no sense.
+    pub(crate) fn usage(message: impl Into<String>, next_step: impl Into<String>) -> Self {
+        let report = ErrorReport { code: "usage".into(), message: message.into(), next_step: next_step.into() };
+        Self { exit: Exit::Usage, report }
+    }
+
+    /// An input that cannot be used.
+    pub(crate) fn input(code: &str, message: impl Into<String>, next_step: impl Into<String>) -> Self {
+        let report = ErrorReport { code: code.into(), message: message.into(), next_step: next_step.into() };
+        Self { exit: Exit::BadInput, report }
+    }
+
+    fn of(exit: Exit, error: &dyn Explain) -> Self {
+        Self { exit, report: error.report() }
+    }
+
+    /// Says it, on standard output for programs and on standard error for people.
+    pub(crate) fn show(&self, json: bool) -> ExitCode {
+        // Whoever does not listen any more still gets the exit status.
+        let _ = if json {
+            write_line(&json!({ "error": self.report }).to_string())
+        } else {
+            let ErrorReport { message, next_step, .. } = &self.report;
+            writeln!(std::io::stderr(), "error: {message}\n{next_step}")
+        };
+        ExitCode::from(self.exit as u8)
+    }
+}
+
+impl From<data::Error> for Failure {
+    fn from(e: data::Error) -> Self {
+        Self::of(Exit::BadInput, &e)
+    }
+}
+
+impl From<model::Error> for Failure {
+    fn from(e: model::Error) -> Self {
+        Self::of(exit_of_model(&e), &e)
+    }
+}
+
+impl From<plan::Error> for Failure {
+    fn from(e: plan::Error) -> Self {
+        Self::of(exit_of_plan(&e), &e)
+    }
+}
+
+impl From<hardware::Error> for Failure {
+    fn from(e: hardware::Error) -> Self {
+        Self::of(Exit::BadInput, &e)
+    }
+}
+
+impl From<generate::Error> for Failure {
+    fn from(e: generate::Error) -> Self {
+        Self::of(Exit::Internal, &e)
+    }
+}
+
+impl From<export::Error> for Failure {
+    fn from(e: export::Error) -> Self {
+        use export::Error as E;
+        match e {
+            E::Model(e) => e.into(),
+            E::Generate(e) => e.into(),
+            E::Tensor { .. } => Self::of(Exit::Internal, &e),
+            E::DiskTooSmall { .. } => Self::of(Exit::DoesNotFit, &e),
+            _ => Self::of(Exit::BadInput, &e),
+        }
+    }
+}
+
+impl From<run::Error> for Failure {
+    fn from(e: run::Error) -> Self {
+        use run::Error as E;
+        let exit = match &e {
+            E::NotFound { .. } | E::Busy { .. } | E::NotRunning { .. } | E::NoCheckpoint { .. } => Exit::NoRun,
+            E::DiskTooSmall { .. } | E::DiskFull { .. } => Exit::DoesNotFit,
+            E::Config { .. } | E::Folder { .. } | E::InputChanged { .. } | E::Damaged { .. } | E::Io { .. } => {
+                Exit::BadInput
+            }
+            E::NotFinite { .. } | E::Step(step::Error::NotFinite { .. }) | E::Data(_) => Exit::BadInput,
+            E::Model(e) => exit_of_model(e),
+            E::Plan(e) => exit_of_plan(e),
+            E::DidNotStart { .. } | E::Step(_) | E::Generate(_) => Exit::Internal,
+        };
+        Self::of(exit, &e)
+    }
+}
+
+impl From<report::Error> for Failure {
+    fn from(e: report::Error) -> Self {
+        match e {
+            report::Error::Run(e) => e.into(),
+            report::Error::NoSteps { .. } => Self::of(Exit::NoRun, &e),
+            report::Error::Drawing { .. } => Self::of(Exit::Internal, &e),
+        }
+    }
+}
+
+fn exit_of_model(e: &model::Error) -> Exit {
+    match e {
+        model::Error::Tensor { .. } => Exit::Internal,
+        _ => Exit::BadInput,
+    }
+}
+
+fn exit_of_plan(e: &plan::Error) -> Exit {
+    match e {
+        plan::Error::DoesNotFit { .. } => Exit::DoesNotFit,
+        _ => Exit::BadInput,
+    }
+}

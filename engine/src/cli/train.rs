@@ -1,0 +1,112 @@
+use std::path::PathBuf;
+
+use hearth_engine::event::TrainEvent;
+use hearth_engine::hardware::{MeasuredRate, detect, record_rate};
+use hearth_engine::model::ModelSource;
+use hearth_engine::plan::model_key;
+use hearth_engine::run::store::RATES;
+use hearth_engine::run::{self, Outcome, RunFolder, interrupt};
+use serde_json::json;
+
+use super::config_args::ConfigArgs;
+use super::display::Display;
+use super::failure::{Exit, Failure};
+use super::{Context, emit, export, hardware};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// New or empty folder that gets the trained adapter when the run ends.
+    #[arg(long, value_name = "DIR", value_parser = super::folder())]
+    out: Option<PathBuf>,
+    /// Train in a process that outlives this one, and say only which run it is.
+    #[arg(long)]
+    detach: bool,
+}
+
+pub(crate) fn run(context: &Context, args: Args) -> Result<Exit, Failure> {
+    let config = args.config.resolve()?;
+    let hardware = hardware::with_rates(&context.runs_dir.join(RATES));
+    let mut display = Display::new(context.json && !args.detach);
+    if args.detach {
+        let mut say = |notice: run::Notice<'_>| {
+            if !context.json {
+                display.notice(notice);
+            }
+        };
+        let created = run::create(config, &hardware, &context.runs_dir, args.out, &mut say);
+        display.close();
+        let folder = created?;
+        return detached(context, &folder);
+    }
+    interrupt::listen();
+    let result = run::train(config, &hardware, &context.runs_dir, args.out, &mut |notice| display.notice(notice));
+    display.close();
+    let (folder, outcome) = result?;
+    ended(context, &folder, outcome)
+}
+
+/// Leaves a run to a process of its own.
+pub(crate) fn detached(context: &Context, folder: &RunFolder) -> Result<Exit, Failure> {
+    let pid = run::detach(folder, &context.runs_dir)?;
+    if context.json {
+        context.print_json(&json!({ "run_id": folder.id(), "path": folder.path(), "pid": pid }))?;
+    } else {
+        emit(&format!("Run {} goes on in process {pid}.", folder.id()))?;
+        emit(&format!("Follow it with `hearth watch {}`.", folder.id()))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// What follows when the training of this process is over.
+pub(crate) fn ended(context: &Context, folder: &RunFolder, outcome: Outcome) -> Result<Exit, Failure> {
+    // The next plan is better for it, but no run is worse without.
+    let _ = remember_rate(context, folder);
+    match outcome {
+        Outcome::Interrupted { step } => {
+            if !context.json {
+                emit(&format!("Interrupted. Step {step} is safe; `hearth resume {}` goes on.", folder.id()))?;
+            }
+            Ok(Exit::Interrupted)
+        }
+        Outcome::Stopped { .. } => Ok(Exit::Done),
+        Outcome::Finished { .. } => match folder.record()?.out {
+            Some(out) => export::adapter_to(context, folder, &out),
+            None => Ok(Exit::Done),
+        },
+    }
+}
+
+/// Steps of one process from which its speed is taken, after as many to warm up.
+const RATE_STEPS: usize = 5;
+
+/// Keeps how fast this computer trained, for the plans of later runs.
+fn remember_rate(context: &Context, folder: &RunFolder) -> Result<(), Failure> {
+    let record = folder.record()?;
+    let history = folder.history()?;
+    let mut steps = Vec::new();
+    for line in history.lines() {
+        match line.event {
+            TrainEvent::Started { .. } => steps.clear(),
+            TrainEvent::Step { n_tokens, step_ms, .. } => steps.push((n_tokens, step_ms)),
+            _ => {}
+        }
+    }
+    if steps.len() < 2 * RATE_STEPS {
+        return Ok(());
+    }
+    let (n_tokens, ms) = steps[RATE_STEPS..].iter().fold((0, 0.0), |(n, t), (tokens, ms)| (n + tokens, t + ms));
+    let n_micro_batches = (steps.len() - RATE_STEPS) * record.resolved.accumulation;
+    let source = ModelSource::open(&record.given.model)?;
+    let rate = MeasuredRate {
+        device: detect().device_name().to_string(),
+        model: model_key(source.shape()),
+        base: record.resolved.base,
+        recompute: record.resolved.recompute,
+        micro_batch_tokens: n_tokens / n_micro_batches.max(1),
+        tokens_per_s: n_tokens as f64 / (ms / 1000.0),
+        time_ms: history.lines().last().map_or(0, |line| line.time_ms),
+    };
+    Ok(record_rate(&context.runs_dir.join(RATES), rate)?)
+}

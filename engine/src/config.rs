@@ -1,0 +1,365 @@
+//! What a person asks for ([`RunConfig`]) and what it was resolved to ([`Settings`]).
+//!
+//! `RunConfig` is the stable input format (window, `hearth train --config`, `run.toml`). Every field that Hearth can
+//! propose is an `Option`; [`crate::plan::plan`] resolves them once into `Settings`, which has none. Nothing after the
+//! plan looks at a `RunConfig` again.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use ts_rs::TS;
+
+/// Version of the `RunConfig` and `TrainEvent` formats; raised when an older reader would misread a file.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// What a person asks for. Missing optional fields are proposed by the plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
+#[serde(deny_unknown_fields)]
+#[ts(export)]
+pub struct RunConfig {
+    /// [`FORMAT_VERSION`] of the writer.
+    #[serde(default = "format_version")]
+    pub version: u32,
+    /// Shown in the run list; becomes part of the run id.
+    #[serde(default)]
+    pub name: String,
+    /// Hugging Face folder or GGUF file of the base model.
+    pub model: PathBuf,
+    /// The examples.
+    pub data: DataConfig,
+    /// How the base weights are held.
+    #[serde(default)]
+    pub base: Option<BaseFormat>,
+    /// The adapter that is trained.
+    #[serde(default)]
+    pub lora: LoraConfig,
+    /// Sequences per micro-batch.
+    #[serde(default)]
+    pub micro_batch: Option<usize>,
+    /// Micro-batches per optimizer step.
+    #[serde(default)]
+    pub accumulation: Option<usize>,
+    /// Sequences per optimizer step; `micro_batch * accumulation` where both are given.
+    #[serde(default)]
+    pub effective_batch: Option<usize>,
+    /// What the forward pass keeps for the backward pass.
+    #[serde(default)]
+    pub recompute: Option<Recompute>,
+    /// The optimizer and its rates.
+    #[serde(default)]
+    pub optimizer: OptimizerConfig,
+    /// Passes over the data. Ignored where `max_steps` is given.
+    #[serde(default)]
+    pub epochs: Option<f64>,
+    /// Optimizer steps, where given.
+    #[serde(default)]
+    pub max_steps: Option<usize>,
+    /// Evaluation on held-out examples.
+    #[serde(default)]
+    pub evaluation: EvaluationConfig,
+    /// When work is made safe.
+    #[serde(default)]
+    pub checkpoints: CheckpointConfig,
+    /// Seeds adapter initialisation, data order and dropout.
+    #[serde(default)]
+    pub seed: u64,
+    /// Never use more than this many bytes of device memory.
+    #[serde(default)]
+    pub memory_limit_bytes: Option<u64>,
+}
+
+fn format_version() -> u32 {
+    FORMAT_VERSION
+}
+
+/// The examples of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
+#[serde(deny_unknown_fields)]
+#[ts(export)]
+pub struct DataConfig {
+    /// JSONL, JSON or CSV file, recognised by content.
+    pub path: PathBuf,
+    /// Held-out examples; where absent, `evaluation.fraction` of `path` is held out.
+    #[serde(default)]
+    pub evaluation_path: Option<PathBuf>,
+    /// Which columns hold what, where the format is not recognised.
+    #[serde(default)]
+    pub columns: Option<ColumnMapping>,
+    /// Longest sequence in tokens.
+    #[serde(default)]
+    pub length: Option<usize>,
+    /// What happens to examples longer than `length`.
+    #[serde(default)]
+    pub over_length: OverLength,
+    /// Fill sequences with several examples that never see each other.
+    #[serde(default)]
+    pub packing: Option<bool>,
+}
+
+/// Columns of a table whose names say nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, TS)]
+#[serde(deny_unknown_fields)]
+#[ts(export)]
+pub struct ColumnMapping {
+    /// Column with what the person writes.
+    pub prompt: String,
+    /// Column with what the model has to answer.
+    pub response: String,
+    /// Column with the system text, if any.
+    #[serde(default)]
+    pub system: Option<String>,
+}
+
+/// Treatment of examples longer than the limit. Either way they are counted and listed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, TS)]
+#[serde(rename_all = "snake_case")]
+#[ts(export)]
+pub enum OverLength {
+    /// Leave the example out.
+    #[default]
+    Drop,
+    /// Keep the first `length` tokens; no end-of-turn is learned at the cut.
+    Truncate,
+}
+
+/// How frozen base weights are held in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, TS)]
+#[serde(rename_all = "snake_case")]
+#[ts(export)]
+pub enum BaseFormat {
+    /// 32-bit floats.
+    F32,
+    /// 4-bit NormalFloat, blocks of 64, double quantisation (Dettmers et al. 2023, arXiv:2305.14314).
+    Nf4,
+}
+
+/// What a block's forward pass keeps for its backward pass. Results are bit-identical in all modes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, TS)]
+#[serde(rename_all = "snake_case")]
+#[ts(export)]
+pub enum Recompute {
+    /// Keep everything.
+    N,
+    /// Keep the input, the attention output with its log-sum-exp and the residual after attention.
+    C1,
+    /// Keep the input only; `down_proj` is never recomputed.
+    C0,
+}
+
+/// A linear layer of a block, by its Hugging Face name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, TS)]
+#[ts(export)]
+#[allow(missing_docs)]
+pub enum Target {
+    #[serde(rename = "q_proj")]
+    Q,
+    #[serde(rename = "k_proj")]
+    K,
+    #[serde(rename = "v_proj")]
+    V,
+    #[serde(rename = "o_proj")]
+    O,
+    #[serde(rename = "gate_proj")]
+    Gate,
+    #[serde(rename = "up_proj")]
+    Up,
+    #[serde(rename = "down_proj")]
+    Down,
+}
+
+impl Target {
+    /// All seven linear layers in the order in which a block uses them.
+    pub const ALL: [Target; 7] =
+        [Target::Q, Target::K, Target::V, Target::O, Target::Gate, Target::Up, Target::Down];
+
+    /// Module name inside a block, as in Hugging Face checkpoints: `self_attn.q_proj`.
+    pub fn module(self) -> &'static str {
+        match self {
+            Target::Q => "self_attn.q_proj",
+            Target::K => "self_attn.k_proj",
+            Target::V => "self_attn.v_proj",
+            Target::O => "self_attn.o_proj",
+            Target::Gate => "mlp.gate_proj",
+            Target::Up => "mlp.up_proj",
+            Target::Down => "mlp.down_proj",
+        }
+    }
+}
+
+/// Low-rank adapter, `W + (alpha / rank) * B A` (Hu et al. 2021, arXiv:2106.09685).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
+#[serde(deny_unknown_fields, default)]
+#[ts(export)]
+pub struct LoraConfig {
+    /// Rank of every adapted layer.
+    pub rank: usize,
+    /// Scale numerator.
+    pub alpha: f32,
+    /// Probability with which an input element of the adapter is zeroed while training.
+    pub dropout: f32,
+    /// Which linear layers are adapted.
+    pub targets: Vec<Target>,
+}
+
+impl LoraConfig {
+    /// No adapter at all: the base alone.
+    pub fn none() -> Self {
+        Self { rank: 0, alpha: 0.0, dropout: 0.0, targets: Vec::new() }
+    }
+
+    /// `alpha / rank`.
+    pub fn scale(&self) -> f32 {
+        self.alpha / self.rank as f32
+    }
+}
+
+impl Default for LoraConfig {
+    fn default() -> Self {
+        Self { rank: 16, alpha: 32.0, dropout: 0.0, targets: Target::ALL.to_vec() }
+    }
+}
+
+/// How optimizer state is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, TS)]
+#[serde(rename_all = "snake_case")]
+#[ts(export)]
+pub enum OptimizerKind {
+    /// AdamW with 32-bit state.
+    AdamW32,
+    /// AdamW with block-wise 8-bit state, block 256 (Dettmers et al. 2021, arXiv:2110.02861).
+    AdamW8,
+}
+
+/// Learning-rate curve after warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, TS)]
+#[serde(rename_all = "snake_case")]
+#[ts(export)]
+#[allow(missing_docs)]
+pub enum ScheduleKind {
+    Linear,
+    #[default]
+    Cosine,
+    Constant,
+}
+
+/// AdamW (Loshchilov & Hutter 2017, arXiv:1711.05101), its clipping and its schedule.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
+#[serde(deny_unknown_fields, default)]
+#[ts(export)]
+pub struct OptimizerConfig {
+    /// 8-bit or 32-bit state; proposed where absent.
+    pub kind: Option<OptimizerKind>,
+    /// Highest rate of the schedule.
+    pub learning_rate: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Global gradient norm above which gradients are scaled down; 0 switches clipping off.
+    pub max_grad_norm: f64,
+    /// Curve after warm-up.
+    pub schedule: ScheduleKind,
+    /// Steps of linear warm-up; proposed where absent.
+    pub warmup_steps: Option<usize>,
+}
+
+impl Default for OptimizerConfig {
+    fn default() -> Self {
+        Self {
+            kind: None,
+            learning_rate: 2e-4,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            max_grad_norm: 1.0,
+            schedule: ScheduleKind::Cosine,
+            warmup_steps: None,
+        }
+    }
+}
+
+/// Evaluation on held-out examples, never trained on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
+#[serde(deny_unknown_fields, default)]
+#[ts(export)]
+pub struct EvaluationConfig {
+    /// Share of the data that is held out where no `evaluation_path` is given; 0 switches evaluation off.
+    pub fraction: f64,
+    /// Steps between evaluations; proposed where absent.
+    pub every_steps: Option<usize>,
+    /// Evaluations without improvement after which the run ends; absent: never.
+    pub patience: Option<usize>,
+    /// Held-out prompts answered at each evaluation.
+    pub n_samples: usize,
+}
+
+impl Default for EvaluationConfig {
+    fn default() -> Self {
+        Self { fraction: 0.05, every_steps: None, patience: None, n_samples: 3 }
+    }
+}
+
+/// When work is made safe.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
+#[serde(deny_unknown_fields, default)]
+#[ts(export)]
+pub struct CheckpointConfig {
+    /// Most seconds of work at risk.
+    pub every_seconds: u64,
+    /// Also after this many steps.
+    pub every_steps: Option<usize>,
+    /// Complete checkpoints kept, besides the best one.
+    pub keep: usize,
+}
+
+impl Default for CheckpointConfig {
+    fn default() -> Self {
+        Self { every_seconds: 300, every_steps: None, keep: 2 }
+    }
+}
+
+/// A [`RunConfig`] with every choice made. Written to `run.toml`; a resumed run uses it unchanged.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
+#[serde(deny_unknown_fields)]
+#[ts(export)]
+#[allow(missing_docs)] // the fields mean what they mean in RunConfig
+pub struct Settings {
+    pub base: BaseFormat,
+    pub lora: LoraConfig,
+    pub length: usize,
+    pub over_length: OverLength,
+    pub packing: bool,
+    pub micro_batch: usize,
+    pub accumulation: usize,
+    pub recompute: Recompute,
+    /// Supervised rows that go through the head at once.
+    pub head_rows: usize,
+    pub optimizer: OptimizerKind,
+    pub learning_rate: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub epsilon: f64,
+    pub weight_decay: f64,
+    pub max_grad_norm: f64,
+    pub schedule: ScheduleKind,
+    pub warmup_steps: usize,
+    /// Optimizer steps of the whole run.
+    pub n_steps: usize,
+    pub evaluate_every_steps: usize,
+    pub patience: Option<usize>,
+    pub n_samples: usize,
+    pub checkpoints: CheckpointConfig,
+    pub seed: u64,
+}
+
+impl Settings {
+    /// Most tokens of one micro-batch, for which the buffers are laid out.
+    pub fn max_tokens(&self) -> usize {
+        self.micro_batch * self.length
+    }
+}

@@ -1,0 +1,162 @@
+//! What a run tells the world: one JSON line per event in `events.jsonl`, the same lines on `hearth train --json`.
+//!
+//! The loop speaks only through events; every chart and every status can be redrawn from them.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use ts_rs::TS;
+
+use crate::error::ErrorReport;
+
+/// One line of `events.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
+#[ts(export)]
+pub struct EventLine {
+    /// Milliseconds since the Unix epoch.
+    #[ts(type = "number")]
+    pub time_ms: u64,
+    /// What happened.
+    #[serde(flatten)]
+    pub event: TrainEvent,
+}
+
+/// What happened in a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[ts(export)]
+pub enum TrainEvent {
+    /// A process took the run up, at its start or again.
+    Started {
+        /// Run id, the folder's name.
+        run_id: String,
+        /// Process id of the engine.
+        pid: u32,
+        /// Steps done before.
+        step: usize,
+        /// Steps of the whole run.
+        n_steps: usize,
+        /// True where an earlier process left off.
+        resumed: bool,
+    },
+    /// Something that takes a while began ("reading the model", "preparing examples", "evaluating").
+    Phase {
+        /// Stable name: `load_model`, `prepare_data`, `allocate`, `train`, `evaluate`, `checkpoint`, `export`, `prove`.
+        name: String,
+    },
+    /// One optimizer step.
+    Step {
+        /// Steps done, counting this one; the first is 1.
+        step: usize,
+        /// Passes over the data so far.
+        epoch: f64,
+        /// Mean negative log-likelihood per supervised token (nats).
+        loss: f64,
+        /// Rate used in this step.
+        learning_rate: f64,
+        /// Global gradient norm before clipping.
+        grad_norm: f64,
+        /// Tokens processed in this step.
+        n_tokens: usize,
+        /// Of these, supervised.
+        n_supervised_tokens: usize,
+        /// Wall time.
+        step_ms: f64,
+        /// Seconds left, weighted by tokens; absent while warming up.
+        eta_s: Option<f64>,
+        /// Memory after the step.
+        memory: MemoryReading,
+    },
+    /// Loss on the held-out examples.
+    Evaluation {
+        /// Steps done.
+        step: usize,
+        /// Mean negative log-likelihood per supervised token (nats).
+        loss: f64,
+        /// Lowest so far.
+        best: bool,
+        /// Supervised tokens it is the mean of.
+        n_supervised_tokens: usize,
+    },
+    /// A held-out prompt answered by the model as it is now.
+    Sample {
+        /// Steps done.
+        step: usize,
+        /// Which of the held-out prompts, from 0.
+        index: usize,
+        /// What was asked, readable.
+        prompt: String,
+        /// What the model answers (greedy).
+        answer: String,
+        /// What the file says.
+        wanted: String,
+    },
+    /// A complete checkpoint is on disk.
+    Checkpoint {
+        /// Steps done.
+        step: usize,
+        /// Its size.
+        #[ts(type = "number")]
+        bytes: u64,
+        /// True where it has the lowest evaluation loss.
+        best: bool,
+    },
+    /// Something the person should know; the run goes on.
+    Warning {
+        /// Stable name.
+        code: String,
+        /// What, the values, what to do.
+        message: String,
+    },
+    /// An export finished and was proven or not.
+    Exported {
+        /// `adapter` or `merged`.
+        kind: String,
+        /// Where.
+        path: PathBuf,
+        /// Outcome of the proof.
+        proven: bool,
+    },
+    /// The run ended and can be used.
+    Finished {
+        /// Why.
+        reason: FinishReason,
+        /// Steps done.
+        step: usize,
+        /// Step with the lowest evaluation loss, where evaluated.
+        best_step: Option<usize>,
+    },
+    /// The run ended by a fault. What was checkpointed is safe.
+    Failed {
+        /// What failed, the values, what to do.
+        error: ErrorReport,
+    },
+}
+
+/// Why a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, TS)]
+#[serde(rename_all = "snake_case")]
+#[ts(export)]
+pub enum FinishReason {
+    /// All steps done.
+    Completed,
+    /// The evaluation loss did not improve for `patience` evaluations.
+    EarlyStopped,
+    /// Asked to stop; can be resumed.
+    Stopped,
+}
+
+/// Memory of the run's process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, TS)]
+#[ts(export)]
+pub struct MemoryReading {
+    /// Bytes the plan foresees.
+    #[ts(type = "number")]
+    pub planned_bytes: u64,
+    /// Bytes the process grew by since before the model was loaded (anonymous memory; device memory on a card).
+    #[ts(type = "number")]
+    pub used_bytes: u64,
+    /// The highest `used_bytes` so far.
+    #[ts(type = "number")]
+    pub peak_bytes: u64,
+}

@@ -1,0 +1,276 @@
+//! New rows of many sequences through the decoder: the buffers, the cache, and the blocks in inference form.
+//!
+//! All rows of a call lie end to end, whatever sequences they belong to, so every linear layer is one product and
+//! reads its weights once. Only attention looks at where a row belongs.
+
+use candle_core::{DType, Result, Tensor};
+
+use crate::model::group::Group;
+use crate::model::weights::{Norm, Slot};
+use crate::model::{Adapter, Model};
+use crate::ops::attention::Heads;
+use crate::ops::attention_cached::{Span, attention_cached};
+use crate::ops::gemm::{Write, gemm};
+use crate::ops::lora::place;
+use crate::ops::rms_norm::rms_norm;
+use crate::ops::rope::{self, rope};
+use crate::ops::rows::{gather, scatter};
+use crate::ops::swiglu::swiglu;
+use crate::ops::upload::upload;
+
+/// Rows that go through the blocks at once: enough that a product runs at full speed, few enough that the buffers are
+/// small.
+pub(super) const ROWS: usize = 512;
+/// Rows that go through the head at once.
+const HEAD_ROWS: usize = 64;
+/// The cache grows by this many rows.
+const CACHE_STEP: usize = 1024;
+
+/// New rows of one sequence: `ids` follow the `n_before` rows that the cache holds from `cache_row` on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece<'a> {
+    pub(super) ids: &'a [u32],
+    pub(super) cache_row: usize,
+    pub(super) n_before: usize,
+}
+
+/// A model with room for the rows in flight and for keys and values.
+pub(super) struct Blocks<'a> {
+    model: &'a Model,
+    adapter: Option<&'a Adapter>,
+    heads: Heads,
+    slot: Slot,
+    /// A layer each: f32 `[rows, 2 kv_dim]`, keys | values.
+    cache: Vec<Tensor>,
+    /// f32 `[positions, head_dim]`.
+    rotations: Tensor,
+    work: Work,
+    head: Head,
+}
+
+/// Buffers of the rows in flight, f32 `[n, …]` but for the integers.
+struct Work {
+    x: Tensor,
+    norm: Tensor,
+    qkv: Tensor,
+    attention: Tensor,
+    gate_up: Tensor,
+    activation: Tensor,
+    ids: Tensor,
+    positions: Tensor,
+    cache_rows: Tensor,
+}
+
+/// Buffers of the rows at the head.
+struct Head {
+    x: Tensor,
+    norm: Tensor,
+    logits: Tensor,
+    rows: Tensor,
+}
+
+impl Work {
+    fn new(model: &Model, n: usize) -> Result<Self> {
+        let (shape, device) = (&model.shape, model.device());
+        let rank = |group| model.group(group).rank;
+        let floats = |cols: usize| Tensor::zeros((n, cols), DType::F32, device);
+        let integers = || Tensor::zeros(n, DType::U32, device);
+        Ok(Self {
+            x: floats(shape.hidden)?,
+            norm: floats(shape.hidden + rank(Group::Qkv).max(rank(Group::GateUp)))?,
+            qkv: floats(shape.q_dim() + 2 * shape.kv_dim())?,
+            attention: floats(shape.q_dim() + rank(Group::O))?,
+            gate_up: floats(2 * shape.ffn)?,
+            activation: floats(shape.ffn + rank(Group::Down))?,
+            ids: integers()?,
+            positions: integers()?,
+            cache_rows: integers()?,
+        })
+    }
+
+    fn capacity(&self) -> usize {
+        self.ids.elem_count()
+    }
+
+    fn all(&self) -> [&Tensor; 9] {
+        let Work { x, norm, qkv, attention, gate_up, activation, ids, positions, cache_rows } = self;
+        [x, norm, qkv, attention, gate_up, activation, ids, positions, cache_rows]
+    }
+
+    /// Views of the first `n` rows.
+    fn first(&self, n: usize) -> Result<Self> {
+        let first = |t: &Tensor| t.narrow(0, 0, n);
+        Ok(Self {
+            x: first(&self.x)?,
+            norm: first(&self.norm)?,
+            qkv: first(&self.qkv)?,
+            attention: first(&self.attention)?,
+            gate_up: first(&self.gate_up)?,
+            activation: first(&self.activation)?,
+            ids: first(&self.ids)?,
+            positions: first(&self.positions)?,
+            cache_rows: first(&self.cache_rows)?,
+        })
+    }
+}
+
+impl Head {
+    fn new(model: &Model, n: usize) -> Result<Self> {
+        let (shape, device) = (&model.shape, model.device());
+        let floats = |cols: usize| Tensor::zeros((n, cols), DType::F32, device);
+        Ok(Self {
+            x: floats(shape.hidden)?,
+            norm: floats(shape.hidden)?,
+            logits: floats(shape.vocab_rows)?,
+            rows: Tensor::zeros(n, DType::U32, device)?,
+        })
+    }
+
+    fn capacity(&self) -> usize {
+        self.rows.elem_count()
+    }
+}
+
+impl<'a> Blocks<'a> {
+    pub(super) fn new(model: &'a Model, adapter: Option<&'a Adapter>) -> Result<Self> {
+        let (shape, device) = (&model.shape, model.device());
+        if let Some(adapter) = adapter {
+            model.place_adapter(adapter)?;
+        }
+        let empty = || Tensor::zeros((0, 2 * shape.kv_dim()), DType::F32, device);
+        Ok(Self {
+            model,
+            adapter,
+            heads: Heads { n_heads: shape.n_heads, n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim },
+            slot: model.slot(None)?,
+            cache: (0..shape.n_layers).map(|_| empty()).collect::<Result<_>>()?,
+            rotations: rope::table(&shape.rope.frequencies(shape.head_dim), 0, device)?,
+            work: Work::new(model, 0)?,
+            head: Head::new(model, 0)?,
+        })
+    }
+
+    /// Makes room for `n_rows` rows at once, `n_cache_rows` in the cache and positions below `n_positions`. The first
+    /// `n_kept` rows of the cache keep their content.
+    pub(super) fn reserve(
+        &mut self,
+        n_rows: usize,
+        n_cache_rows: usize,
+        n_positions: usize,
+        n_kept: usize,
+    ) -> Result<()> {
+        let (shape, device) = (&self.model.shape, self.model.device());
+        if n_rows > self.work.capacity() {
+            self.work = Work::new(self.model, n_rows)?;
+        }
+        if n_positions > self.rotations.dim(0)? {
+            let n = n_positions.next_multiple_of(CACHE_STEP);
+            self.rotations = rope::table(&shape.rope.frequencies(shape.head_dim), n, device)?;
+        }
+        for layer in &mut self.cache {
+            if n_cache_rows > layer.dim(0)? {
+                let n = n_cache_rows.next_multiple_of(CACHE_STEP);
+                let grown = Tensor::zeros((n, 2 * shape.kv_dim()), DType::F32, device)?;
+                if n_kept > 0 {
+                    place(&grown.narrow(0, 0, n_kept)?, &layer.narrow(0, 0, n_kept)?)?;
+                }
+                *layer = grown;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of all buffers.
+    pub(super) fn bytes(&self) -> u64 {
+        let bytes = |t: &Tensor| (t.elem_count() * t.dtype().size_in_bytes()) as u64;
+        let head = [&self.head.x, &self.head.norm, &self.head.logits, &self.head.rows];
+        let tensors = self.cache.iter().chain(self.work.all()).chain(head).chain([&self.rotations]);
+        tensors.map(bytes).sum::<u64>() + self.slot.bytes()
+    }
+
+    /// Takes the pieces' rows, in the order of their sequences in the cache, through all blocks. Their outputs stay in
+    /// the buffers for [`Self::logits`]; their keys and values are in the cache. At most as many rows as were
+    /// reserved.
+    pub(super) fn forward(&mut self, pieces: &[Piece]) -> Result<()> {
+        let (mut ids, mut positions, mut cache_rows, mut spans) = (vec![], vec![], vec![], vec![]);
+        for piece in pieces {
+            let (n_new, n_before, cache_row) = (piece.ids.len(), piece.n_before, piece.cache_row);
+            spans.push(Span { row: ids.len(), n_new, cache_row, n_before });
+            ids.extend_from_slice(piece.ids);
+            positions.extend((n_before..n_before + n_new).map(|p| p as u32));
+            cache_rows.extend((cache_row + n_before..cache_row + n_before + n_new).map(|r| r as u32));
+        }
+        let work = self.work.first(ids.len())?;
+        upload(&work.ids, &ids)?;
+        upload(&work.positions, &positions)?;
+        upload(&work.cache_rows, &cache_rows)?;
+        gather(&work.x, &self.model.embedding, &work.ids)?;
+        for layer in 0..self.model.shape.n_layers {
+            self.block(layer, &work, &spans)?;
+        }
+        Ok(())
+    }
+
+    /// `x += attention(norm(x))`, then `x += mlp(norm(x))`, see [`crate::step`]'s block.
+    fn block(&self, layer: usize, work: &Work, spans: &[Span]) -> Result<()> {
+        let shape = &self.model.shape;
+        let (q_dim, kv_dim, ffn) = (shape.q_dim(), shape.kv_dim(), shape.ffn);
+        self.normalise(layer, Norm::Input, work)?;
+        self.linear(layer, Group::Qkv, &work.norm, &work.qkv, Write::Set)?;
+        rope(&work.qkv, &work.positions, &self.rotations, shape.n_heads + shape.n_kv_heads, false)?;
+        scatter(&self.cache[layer], &work.qkv.narrow(1, q_dim, 2 * kv_dim)?, &work.cache_rows)?;
+        let queries = work.qkv.narrow(1, 0, q_dim)?;
+        attention_cached(&work.attention.narrow(1, 0, q_dim)?, &queries, &self.cache[layer], spans, self.heads)?;
+        self.linear(layer, Group::O, &work.attention, &work.x, Write::Add)?;
+
+        self.normalise(layer, Norm::PostAttention, work)?;
+        self.linear(layer, Group::GateUp, &work.norm, &work.gate_up, Write::Set)?;
+        swiglu(&work.activation.narrow(1, 0, ffn)?, &work.gate_up)?;
+        self.linear(layer, Group::Down, &work.activation, &work.x, Write::Add)
+    }
+
+    fn normalise(&self, layer: usize, norm: Norm, work: &Work) -> Result<()> {
+        let shape = &self.model.shape;
+        rms_norm(&work.norm.narrow(1, 0, shape.hidden)?, &work.x, self.model.norm(layer, norm), shape.rms_eps)
+    }
+
+    fn linear(&self, layer: usize, group: Group, input: &Tensor, output: &Tensor, write: Write) -> Result<()> {
+        self.model.forward((layer, group), input, None, self.adapter, output, write, &self.slot)
+    }
+
+    /// Calls `each(i, logits)` for `rows[i]`, a row of the last [`Self::forward`].
+    pub(super) fn logits(&mut self, rows: &[u32], mut each: impl FnMut(usize, &[f32])) -> Result<()> {
+        if rows.len().min(HEAD_ROWS) > self.head.capacity() {
+            self.head = Head::new(self.model, rows.len().min(HEAD_ROWS))?;
+        }
+        let model = self.model;
+        for (chunk, rows) in rows.chunks(HEAD_ROWS).enumerate() {
+            let first = |t: &Tensor| t.narrow(0, 0, rows.len());
+            let index = first(&self.head.rows)?;
+            let (x, norm, logits) = (first(&self.head.x)?, first(&self.head.norm)?, first(&self.head.logits)?);
+            upload(&index, rows)?;
+            gather(&x, &self.work.x, &index)?;
+            rms_norm(&norm, &x, &model.final_norm, model.shape.rms_eps)?;
+            gemm(&logits, &norm, &model.head.t()?, 1.0, Write::Set)?;
+            let values = logits.flatten_all()?.to_vec1::<f32>()?;
+            for (i, row) in values.chunks_exact(model.shape.vocab_rows).enumerate() {
+                each(chunk * HEAD_ROWS + i, row);
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the keys and values of `n` rows from the cache's first row on to the rows from each of `starts` on,
+    /// which are ascending and past them.
+    pub(super) fn copy_first_rows(&mut self, n: usize, starts: &[usize]) -> Result<()> {
+        let kv = 2 * self.model.shape.kv_dim();
+        let shared = Tensor::zeros((n, kv), DType::F32, self.model.device())?;
+        for layer in &self.cache {
+            place(&shared, &layer.narrow(0, 0, n)?)?;
+            for &start in starts {
+                place(&layer.narrow(0, start, n)?, &shared)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,41 @@
+use std::path::PathBuf;
+
+use crate::error::Explain;
+
+/// What can go wrong around hardware. Looking at the machine itself never fails: what cannot be seen is absent.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the messages say it
+pub enum Error {
+    #[error("the file {} cannot be read: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("the file {} describes no hardware: {reason}", path.display())]
+    NotHardware { path: PathBuf, reason: String },
+    #[error("the measured speeds in {} cannot be read: {reason}", path.display())]
+    BadRates { path: PathBuf, reason: String },
+    #[error("the measured speed cannot be written to {}: {source}", path.display())]
+    WriteRates { path: PathBuf, source: std::io::Error },
+}
+
+impl Explain for Error {
+    fn code(&self) -> &'static str {
+        match self {
+            Error::Read { .. } => "hardware.read",
+            Error::NotHardware { .. } => "hardware.not_hardware",
+            Error::BadRates { .. } => "hardware.bad_rates",
+            Error::WriteRates { .. } => "hardware.write_rates",
+        }
+    }
+
+    fn next_step(&self) -> String {
+        match self {
+            Error::Read { .. } => "Check the name and that you may read the file.".into(),
+            Error::NotHardware { .. } => {
+                "Choose a file written by `hearth hardware --json`, or a card profile in TOML.".into()
+            }
+            Error::BadRates { .. } => {
+                "Delete the file: speeds are measured again by the next run, until then they are calculated.".into()
+            }
+            Error::WriteRates { .. } => "Free some space or check that you may write to this folder.".into(),
+        }
+    }
+}

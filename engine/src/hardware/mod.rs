@@ -1,0 +1,218 @@
+//! What there is to train on: processor, memory, disks and cards, found ([`detect`]) or described (a [`Profile`]).
+//!
+//! [`Hardware`] is a plain value. The plan takes it by reference, so a run can be planned for a card that is not in the
+//! machine. [`detect`] is the only function here that looks at the machine.
+
+mod bounded;
+mod detect;
+mod error;
+mod profile;
+mod rates;
+mod smi;
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use ts_rs::TS;
+
+pub use self::detect::{CardProbe, detect, detect_with};
+pub use self::error::Error;
+pub use self::profile::{Profile, profile, profiles};
+pub use self::rates::{MeasuredRate, RATES_FILE, read_rates, record_rate};
+pub use self::smi::{CardOutcome, CardReport};
+
+/// A computer, this one or a described one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
+#[ts(export)]
+pub struct Hardware {
+    /// "This computer", or what a profile calls itself.
+    pub name: String,
+    /// The processor.
+    pub processor: Processor,
+    /// System memory this process can ever have: installed, or less in a container.
+    #[ts(type = "number")]
+    pub memory_total_bytes: u64,
+    /// System memory free or quickly freed now.
+    #[ts(type = "number")]
+    pub memory_available_bytes: u64,
+    /// NVIDIA cards.
+    #[serde(default)]
+    pub cards: Vec<Card>,
+    /// How the search for cards ended, in words; absent in profiles.
+    #[serde(default)]
+    pub card_report: Option<CardReport>,
+    /// Where a run trains.
+    #[serde(default)]
+    pub train_on: TrainOn,
+    /// Mounted disks.
+    #[serde(default)]
+    pub disks: Vec<Disk>,
+    /// Speeds measured on this hardware; [`read_rates`] reads them, the plan prefers them to calculated ones.
+    #[serde(default)]
+    pub rates: Vec<MeasuredRate>,
+}
+
+/// Where a run trains.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, TS)]
+#[serde(rename_all = "snake_case")]
+#[ts(export)]
+pub enum TrainOn {
+    /// In system memory. What [`detect`] says, cards or not, as long as this engine has no kernels for a card.
+    #[default]
+    Processor,
+    /// On the first of `cards`.
+    Card,
+}
+
+/// A processor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, TS)]
+#[ts(export)]
+pub struct Processor {
+    /// As it calls itself, "AMD Ryzen 5 5600X 6-Core Processor".
+    pub name: String,
+    /// Physical cores this process may use.
+    pub n_cores: usize,
+    /// Hardware threads this process may use.
+    pub n_threads: usize,
+}
+
+/// A card, measured by its driver or described by a profile. What neither says is absent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
+#[ts(export)]
+pub struct Card {
+    /// As the driver calls it, "NVIDIA GeForce RTX 3060".
+    pub name: String,
+    /// Memory on the card.
+    #[ts(type = "number")]
+    pub memory_bytes: u64,
+    /// Of this, free now.
+    #[ts(type = "number | null")]
+    pub memory_free_bytes: Option<u64>,
+    /// "8.6".
+    pub compute_capability: Option<String>,
+    /// Driver version, "581.42".
+    pub driver: Option<String>,
+    /// Memory bandwidth.
+    pub bandwidth_bytes_per_s: Option<f64>,
+    /// Dense 16-bit matrix rate with 32-bit accumulation, floating-point operations per second.
+    pub tensor_flops_per_s: Option<f64>,
+    /// "PCIe 4.0 x16".
+    pub bus: Option<String>,
+    /// Board power, in watts.
+    pub board_power_w: Option<f64>,
+    /// Degrees Celsius now.
+    pub temperature_c: Option<f64>,
+    /// Power drawn now, in watts.
+    pub power_w: Option<f64>,
+}
+
+/// A mounted disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, TS)]
+#[ts(export)]
+pub struct Disk {
+    /// "D:\\", "/home".
+    pub mount: PathBuf,
+    /// Its size.
+    #[ts(type = "number")]
+    pub total_bytes: u64,
+    /// Free for this user.
+    #[ts(type = "number")]
+    pub available_bytes: u64,
+}
+
+impl Hardware {
+    /// The card a run trains on, where it does.
+    pub fn training_card(&self) -> Option<&Card> {
+        match self.train_on {
+            TrainOn::Card => self.cards.first(),
+            TrainOn::Processor => None,
+        }
+    }
+
+    /// Name of what a run trains on, under which measured rates are kept.
+    pub fn device_name(&self) -> &str {
+        self.training_card().map_or(&self.processor.name, |card| &card.name)
+    }
+
+    /// The disk that holds `path` (absolute), if it is listed.
+    pub fn disk_of(&self, path: &Path) -> Option<&Disk> {
+        let holding = self.disks.iter().filter(|disk| path.starts_with(&disk.mount));
+        holding.max_by_key(|disk| disk.mount.components().count())
+    }
+
+    /// Reads hardware that `hearth hardware --json` wrote, or the same as TOML, or a card profile.
+    ///
+    /// # Errors
+    /// [`Error::Read`] and [`Error::NotHardware`], naming the file.
+    pub fn read(path: &Path) -> Result<Hardware, Error> {
+        let text = std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_path_buf(), source })?;
+        Self::parse(&text).map_err(|reason| Error::NotHardware { path: path.to_path_buf(), reason })
+    }
+
+    /// The same from text; JSON where it starts with a brace, else TOML.
+    fn parse(text: &str) -> Result<Hardware, String> {
+        let text = text.trim_start_matches('\u{feff}');
+        let hardware: Hardware = if text.trim_start().starts_with('{') {
+            serde_json::from_str(text).map_err(|e| e.to_string())?
+        } else {
+            match toml::from_str::<Hardware>(text) {
+                Ok(hardware) => hardware,
+                // Both readings failed: the reason is that of the kind the file looks like.
+                Err(as_hardware) => match Profile::parse(text) {
+                    Ok(profile) => profile.hardware(),
+                    Err(_) if text.contains("memory_total_bytes") => return Err(as_hardware.to_string()),
+                    Err(as_profile) => return Err(as_profile),
+                },
+            }
+        };
+        if hardware.train_on == TrainOn::Card && hardware.cards.is_empty() {
+            return Err("it says train_on = \"card\" but lists no card".into());
+        }
+        if hardware.processor.n_cores == 0 {
+            return Err("it says processor.n_cores = 0".into());
+        }
+        Ok(hardware)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hardware_reads_back_what_it_wrote_as_json_and_as_toml() {
+        let hardware = profile("rtx-3060-12gb").expect("bundled").hardware();
+        let json = serde_json::to_string_pretty(&hardware).expect("json");
+        assert_eq!(Hardware::parse(&json).expect("json"), hardware);
+        let text = toml::to_string(&hardware).expect("toml");
+        assert_eq!(Hardware::parse(&text).expect("toml"), hardware);
+    }
+
+    #[test]
+    fn a_file_that_is_no_hardware_is_refused_with_its_name() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("我的 card 🔥.toml");
+        std::fs::write(&path, "name = \"x\"\n").expect("write");
+        let error = Hardware::read(&path).expect_err("refused");
+        assert!(error.to_string().contains("我的 card 🔥.toml"), "{error}");
+        let error = Hardware::read(&folder.path().join("absent.json")).expect_err("refused");
+        assert!(error.to_string().contains("absent.json"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_trains_on_a_card_it_does_not_have_is_refused() {
+        let mut hardware = profile("rtx-3060-12gb").expect("bundled").hardware();
+        hardware.cards.clear();
+        let json = serde_json::to_string(&hardware).expect("json");
+        assert!(Hardware::parse(&json).expect_err("refused").contains("no card"));
+    }
+
+    #[test]
+    fn the_disk_of_a_path_is_the_deepest_mount_that_holds_it() {
+        let mut hardware = profile("no-card").expect("bundled").hardware();
+        let disk = |mount: &str| Disk { mount: mount.into(), total_bytes: 2, available_bytes: 1 };
+        hardware.disks = vec![disk("/"), disk("/home"), disk("/ho")];
+        assert_eq!(hardware.disk_of(Path::new("/home/ana/runs")).expect("listed").mount, Path::new("/home"));
+        assert_eq!(hardware.disk_of(Path::new("/homework")).expect("listed").mount, Path::new("/"));
+    }
+}

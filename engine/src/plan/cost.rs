@@ -1,0 +1,312 @@
+//! Work and time of a step: floating-point operations from the shape, rates from the hardware or from measurements.
+
+use serde::{Deserialize, Serialize};
+use ts_rs::TS;
+
+use crate::config::{BaseFormat, LoraConfig, OptimizerKind, Recompute, Settings, Target};
+use crate::hardware::{Hardware, MeasuredRate};
+use crate::model::ModelShape;
+
+/// Where a speed is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, TS)]
+#[serde(rename_all = "snake_case")]
+#[ts(export)]
+pub enum Basis {
+    /// This model in this mode, on this hardware.
+    Measured,
+    /// Another model or mode on this hardware, converted by its floating-point operations.
+    Scaled,
+    /// Operations over the hardware's rate.
+    Calculated,
+}
+
+/// How long a run takes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
+#[ts(export)]
+pub struct TimeEstimate {
+    /// Tokens processed per second of training.
+    pub tokens_per_s: f64,
+    /// Where that is from.
+    pub basis: Basis,
+    /// The same in words.
+    pub basis_words: String,
+    /// Half width of the range to expect, as a share of the time: 0.05 is ± 5 %.
+    pub plus_minus: f64,
+    /// One optimizer step.
+    pub step_s: f64,
+    /// All evaluations together; answers to held-out prompts are not in it.
+    pub evaluation_s: f64,
+    /// Steps and evaluations.
+    pub total_s: f64,
+    /// Optimizer steps.
+    pub n_steps: usize,
+    /// Passes over the data.
+    pub epochs: f64,
+    /// Tokens of the whole run.
+    #[ts(type = "number")]
+    pub n_tokens: u64,
+    /// Tokens of one optimizer step.
+    #[ts(type = "number")]
+    pub n_tokens_per_step: u64,
+}
+
+/// Elements of all A `[rank, in]` and B `[out, rank]`.
+pub(super) fn lora_elements(shape: &ModelShape, lora: &LoraConfig) -> u64 {
+    let widths: u64 = lora.targets.iter().map(|&target| shape.linear(target)).map(|(o, i)| (o + i) as u64).sum();
+    lora.rank as u64 * widths * shape.n_layers as u64
+}
+
+/// State of `n` trained elements: two moments, in 8 bit with two f32 scales for each block of 256.
+pub(super) fn optimizer_bytes(n: u64, kind: OptimizerKind) -> u64 {
+    match kind {
+        OptimizerKind::AdamW32 => 8 * n,
+        OptimizerKind::AdamW8 => 2 * n + 2 * 4 * n.div_ceil(256),
+    }
+}
+
+/// Name under which measured rates of this shape are kept.
+pub fn model_key(shape: &ModelShape) -> String {
+    format!("{}-{}x{}-ffn{}-vocab{}", shape.family, shape.n_layers, shape.hidden, shape.ffn, shape.vocab_rows)
+}
+
+/// Floating-point operations of one token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Flops {
+    pub(super) forward: f64,
+    pub(super) backward: f64,
+    pub(super) recompute: f64,
+}
+
+impl Flops {
+    /// Per token of a document of `attended` tokens, of which a share of `learned` reaches the head.
+    ///
+    /// ```text
+    /// forward    2LP + 2Vh·learned + 2s·q·L + 2rSL      P: elements of a layer's linears, S: sum of in + out adapted
+    /// backward   2LP + 2Vh·learned + 5s·q·L + 4rSL      no dW for frozen weights
+    /// recompute  N 0, C1 2L(P_qkv + P_gate,up), C0 2L(P − P_down) + 2s·q·L
+    /// ```
+    pub(super) fn per_token(
+        shape: &ModelShape,
+        lora: &LoraConfig,
+        recompute: Recompute,
+        attended: f64,
+        learned: f64,
+    ) -> Self {
+        let elements = |targets: &[Target]| -> f64 {
+            targets.iter().map(|&target| shape.linear(target)).map(|(o, i)| o as f64 * i as f64).sum()
+        };
+        let layers = shape.n_layers as f64;
+        let linears = 2.0 * layers * elements(&Target::ALL);
+        let head = 2.0 * shape.vocab_rows as f64 * shape.hidden as f64 * learned;
+        // Causal: half of the square.
+        let attention = 2.0 * attended * shape.q_dim() as f64 * layers;
+        let adapter = 2.0 * lora_elements(shape, lora) as f64;
+        Flops {
+            forward: linears + head + attention + adapter,
+            backward: linears + head + 2.5 * attention + 2.0 * adapter,
+            recompute: match recompute {
+                Recompute::N => 0.0,
+                Recompute::C1 => 2.0 * layers * elements(&[Target::Q, Target::K, Target::V, Target::Gate, Target::Up]),
+                Recompute::C0 => linears - 2.0 * layers * elements(&[Target::Down]) + attention,
+            },
+        }
+    }
+
+    pub(super) fn total(&self) -> f64 {
+        self.forward + self.backward + self.recompute
+    }
+}
+
+/// What the hardware does per second.
+#[derive(Clone, Debug, PartialEq)]
+struct Rates {
+    flops_per_s: f64,
+    bytes_per_s: f64,
+    /// Tokens of a micro-batch at which matrix products reach half their rate.
+    half_tokens: f64,
+    words: String,
+}
+
+/// f32 matrix products in a step, per physical core: what two cores of current processors reach in whole steps (75 of
+/// the 100 to 120 of a bare product), and what cores beyond the eighth add, which share memory bandwidth and power.
+const CORE_FLOPS_PER_S: f64 = 75e9;
+const FURTHER_CORE_FLOPS_PER_S: f64 = 40e9;
+const FAST_CORES: usize = 8;
+/// Two channels of DDR4 under load.
+const SYSTEM_BYTES_PER_S: f64 = 20e9;
+/// Of a card's matrix and copy rates, what whole steps are assumed to reach.
+const CARD_SHARE: f64 = 0.7;
+const COPY_SHARE: f64 = 0.85;
+/// A card nobody described: the slowest one with a profile.
+const UNKNOWN_CARD_FLOPS_PER_S: f64 = 25e12;
+const UNKNOWN_CARD_BYTES_PER_S: f64 = 250e9;
+/// Of system memory and of a card.
+const HALF_TOKENS: f64 = 16.0;
+const CARD_HALF_TOKENS: f64 = 64.0;
+
+/// To expect around a time, by its basis.
+const MEASURED_PLUS_MINUS: f64 = 0.05;
+const SCALED_PLUS_MINUS: f64 = 0.15;
+const CALCULATED_PLUS_MINUS: f64 = 0.35;
+
+fn rates(hardware: &Hardware) -> Rates {
+    match hardware.training_card() {
+        None => {
+            let n = hardware.processor.n_cores.max(1);
+            let fast = n.min(FAST_CORES) as f64 * CORE_FLOPS_PER_S;
+            let flops_per_s = fast + n.saturating_sub(FAST_CORES) as f64 * FURTHER_CORE_FLOPS_PER_S;
+            let cores = crate::format::counted(n, "core");
+            Rates {
+                flops_per_s,
+                bytes_per_s: SYSTEM_BYTES_PER_S,
+                half_tokens: HALF_TOKENS,
+                words: format!("calculated from {cores} at {:.0} GFLOP/s in all", flops_per_s / 1e9),
+            }
+        }
+        Some(card) => {
+            let rate = card.tensor_flops_per_s;
+            let words = match rate {
+                Some(rate) => format!("calculated from {:.0} % of {:.1} TFLOP/s", CARD_SHARE * 100.0, rate / 1e12),
+                None => "calculated as for a slow card: the rate of this one is not known".into(),
+            };
+            Rates {
+                flops_per_s: CARD_SHARE * rate.unwrap_or(UNKNOWN_CARD_FLOPS_PER_S),
+                bytes_per_s: COPY_SHARE * card.bandwidth_bytes_per_s.unwrap_or(UNKNOWN_CARD_BYTES_PER_S),
+                half_tokens: CARD_HALF_TOKENS,
+                words,
+            }
+        }
+    }
+}
+
+/// Bytes read and written to dequantise all linears once: NF4 with its constants in, the compute type out.
+fn dequantise_bytes(shape: &ModelShape) -> f64 {
+    let nf4 = 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0);
+    shape.linear_params() as f64 * (nf4 + super::ComputeDtype::F32.size_bytes() as f64)
+}
+
+/// How often a micro-batch dequantises the linears.
+fn dequantise_passes(shape: &ModelShape, base: BaseFormat, recompute: Recompute) -> f64 {
+    if base == BaseFormat::F32 {
+        return 0.0;
+    }
+    let all: f64 = Target::ALL.iter().map(|&t| shape.linear(t)).map(|(o, i)| (o * i) as f64).sum();
+    let share = |targets: &[Target]| -> f64 {
+        targets.iter().map(|&t| shape.linear(t)).map(|(o, i)| (o * i) as f64).sum::<f64>() / all
+    };
+    2.0 + match recompute {
+        Recompute::N => 0.0,
+        Recompute::C1 => share(&[Target::Q, Target::K, Target::V, Target::Gate, Target::Up]),
+        Recompute::C0 => 1.0 - share(&[Target::Down]),
+    }
+}
+
+/// The load of one micro-batch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    pub(super) base: BaseFormat,
+    pub(super) recompute: Recompute,
+    /// Mean tokens of a micro-batch.
+    pub(super) tokens: f64,
+    pub(super) flops: Flops,
+}
+
+fn calculated(shape: &ModelShape, rates: &Rates, load: &Load) -> f64 {
+    // Small products are slower per operation: a fixed cost of `half_tokens` a micro-batch.
+    let products = load.flops.total() * (load.tokens + rates.half_tokens) / rates.flops_per_s;
+    let dequantise = dequantise_passes(shape, load.base, load.recompute) * dequantise_bytes(shape) / rates.bytes_per_s;
+    load.tokens / (products + dequantise)
+}
+
+/// Speed of a load, with its basis.
+#[derive(Clone, Debug)]
+pub(super) struct Speed {
+    pub(super) tokens_per_s: f64,
+    pub(super) basis: Basis,
+    pub(super) words: String,
+    pub(super) plus_minus: f64,
+}
+
+/// Tokens per second, measured where it was, else converted from the nearest measurement, else calculated.
+pub(super) fn speed(
+    shape: &ModelShape,
+    hardware: &Hardware,
+    settings: &Settings,
+    load: &Load,
+    attended: f64,
+    learned: f64,
+) -> Speed {
+    let rates = rates(hardware);
+    let plain = calculated(shape, &rates, load);
+    let key = model_key(shape);
+    let distance = |rate: &MeasuredRate| {
+        let tokens = (rate.micro_batch_tokens.max(1) as f64 / load.tokens.max(1.0)).ln().abs();
+        (rate.model != key, rate.base != load.base, rate.recompute != load.recompute, tokens)
+    };
+    let mine = hardware.rates.iter().filter(|rate| {
+        rate.device == hardware.device_name() && rate.tokens_per_s.is_finite() && rate.tokens_per_s > 0.0
+    });
+    // Another model's rate says little about this one's operations, so only this model's are used.
+    let nearest = mine.filter(|rate| rate.model == key).min_by(|a, b| {
+        let (a, b) = (distance(a), distance(b));
+        (a.0, a.1, a.2).cmp(&(b.0, b.1, b.2)).then(a.3.total_cmp(&b.3))
+    });
+    let Some(rate) = nearest else {
+        return Speed {
+            tokens_per_s: plain,
+            basis: Basis::Calculated,
+            words: rates.words,
+            plus_minus: CALCULATED_PLUS_MINUS,
+        };
+    };
+    let measured_load = Load {
+        base: rate.base,
+        recompute: rate.recompute,
+        tokens: rate.micro_batch_tokens.max(1) as f64,
+        flops: Flops::per_token(shape, &settings.lora, rate.recompute, attended, learned),
+    };
+    let tokens_per_s = plain * rate.tokens_per_s / calculated(shape, &rates, &measured_load);
+    let (_, other_base, other_mode, tokens) = distance(rate);
+    let same = !other_base && !other_mode && tokens < 0.5_f64.ln().abs();
+    Speed {
+        tokens_per_s,
+        basis: if same { Basis::Measured } else { Basis::Scaled },
+        words: if same {
+            "measured with this model on this hardware".into()
+        } else {
+            "converted from a measurement of this model in another mode on this hardware".into()
+        },
+        plus_minus: if same { MEASURED_PLUS_MINUS } else { SCALED_PLUS_MINUS },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::tests::{llama_1b, llama_8b};
+
+    /// GFLOP per token at rank 16 on all linears, every token learned, full documents of s tokens.
+    #[test]
+    fn operations_per_token_match_the_published_formulas() {
+        let lora = LoraConfig::default();
+        let expected = [
+            (llama_8b(), 512.0, [30.7, 39.9, 41.1]),
+            (llama_8b(), 2048.0, [32.2, 41.3, 42.9]),
+            (llama_8b(), 8192.0, [37.8, 46.9, 50.1]),
+            (llama_1b(), 512.0, [5.13, 6.40, 6.57]),
+            (llama_1b(), 2048.0, [5.48, 6.76, 7.02]),
+        ];
+        for (shape, s, giga) in expected {
+            for (mode, giga) in [Recompute::N, Recompute::C1, Recompute::C0].into_iter().zip(giga) {
+                let got = Flops::per_token(&shape, &lora, mode, s, 1.0).total() / 1e9;
+                assert!((got / giga - 1.0).abs() < 0.003, "{} {s} {mode:?}: {got} for {giga}", shape.n_layers);
+            }
+        }
+    }
+
+    #[test]
+    fn eight_bit_state_is_a_quarter_of_32_bit_state_and_its_scales() {
+        assert_eq!(optimizer_bytes(256_000, OptimizerKind::AdamW32), 2_048_000);
+        assert_eq!(optimizer_bytes(256_000, OptimizerKind::AdamW8), 512_000 + 8_000);
+    }
+}

@@ -1,0 +1,79 @@
+use super::Remedy;
+use crate::error::Explain;
+use crate::format;
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the messages say it
+pub enum Error {
+    #[error(
+        "the run needs {} of {device} at the least settings allowed and {} are there for it: {} are missing",
+        format::bytes(*needed_bytes), format::bytes(*budget_bytes),
+        format::bytes(needed_bytes.saturating_sub(*budget_bytes))
+    )]
+    DoesNotFit { device: String, needed_bytes: u64, budget_bytes: u64, remedies: Vec<Remedy> },
+    #[error("micro_batch {micro_batch} times accumulation {accumulation} is not effective_batch {effective_batch}")]
+    BatchContradiction { micro_batch: usize, accumulation: usize, effective_batch: usize },
+    #[error("effective_batch {effective_batch} cannot be divided by {field} {value}")]
+    BatchNotDivisible { field: &'static str, value: usize, effective_batch: usize },
+    #[error("{field} is {value}; it has to be {allowed}")]
+    OutOfRange { field: &'static str, value: String, allowed: &'static str },
+    #[error("no linear layer is chosen for the adapter (lora.targets is empty)")]
+    NoTargets,
+    #[error("{target} is listed twice in lora.targets")]
+    RepeatedTarget { target: &'static str },
+    #[error("a length of {length} tokens is beyond the {max_positions} the model was made for")]
+    LengthPastModel { length: usize, max_positions: usize },
+    #[error("the data has no example that can be used")]
+    NoExamples,
+    #[error("none of the {n_tokens} tokens of the data is learned: the model would not be trained on anything")]
+    NothingLearned { n_tokens: usize },
+    #[error("all {n_examples} examples are longer than {length} tokens; the shortest has about {shortest}")]
+    AllTooLong { n_examples: usize, length: usize, shortest: usize },
+}
+
+impl Explain for Error {
+    fn code(&self) -> &'static str {
+        match self {
+            Error::DoesNotFit { .. } => "plan.does_not_fit",
+            Error::BatchContradiction { .. } => "plan.batch_contradiction",
+            Error::BatchNotDivisible { .. } => "plan.batch_not_divisible",
+            Error::OutOfRange { .. } => "plan.out_of_range",
+            Error::NoTargets => "plan.no_targets",
+            Error::RepeatedTarget { .. } => "plan.repeated_target",
+            Error::LengthPastModel { .. } => "plan.length_past_model",
+            Error::NoExamples => "plan.no_examples",
+            Error::NothingLearned { .. } => "plan.nothing_learned",
+            Error::AllTooLong { .. } => "plan.all_too_long",
+        }
+    }
+
+    fn next_step(&self) -> String {
+        match self {
+            Error::DoesNotFit { remedies, .. } => {
+                let steps: Vec<&str> = remedies.iter().map(|remedy| remedy.words.as_str()).collect();
+                format!("Least harm first: {}", steps.join(" Then: "))
+            }
+            Error::BatchContradiction { micro_batch, accumulation, .. } => format!(
+                "Leave one of the three out, or set effective_batch to {}.",
+                micro_batch.saturating_mul(*accumulation)
+            ),
+            Error::BatchNotDivisible { field, .. } => {
+                format!("Leave {field} out, or choose one that divides effective_batch without a rest.")
+            }
+            Error::OutOfRange { field, allowed, .. } => format!("Set {field} to a value that is {allowed}."),
+            Error::NoTargets => "Choose at least one, or leave lora.targets out for all seven.".into(),
+            Error::RepeatedTarget { .. } => "List each layer once.".into(),
+            Error::LengthPastModel { max_positions, .. } => {
+                format!("Choose a length of at most {max_positions}, or leave it out.")
+            }
+            Error::NoExamples => "Look at the problems listed for the data; each names its line and the reason.".into(),
+            Error::NothingLearned { .. } => {
+                "Look at the examples in the preview: only answers are learned, and there is none.".into()
+            }
+            Error::AllTooLong { shortest, .. } => {
+                format!("Choose a length of at least {shortest}, or set over_length to truncate.")
+            }
+        }
+    }
+}

@@ -1,0 +1,434 @@
+//! The search: what a config leaves open is tried, what fits and is fastest is proposed.
+
+use super::cost::{self, Flops, Load, TimeEstimate};
+use super::lengths::{Kept, Lengths};
+use super::{Budget, DataUse, Error, Family, PlanItem, layout};
+use crate::config::{BaseFormat, OptimizerKind, OverLength, Recompute, RunConfig, Settings};
+use crate::data::DataStats;
+use crate::hardware::{Hardware, TrainOn};
+use crate::model::ModelShape;
+
+/// Sequences per optimizer step unless there are few of them.
+const EFFECTIVE_BATCH: usize = 16;
+/// Steps a pass should have before the batch is made smaller for it.
+const MIN_STEPS_PER_PASS: usize = 10;
+/// Passes over the data.
+pub const EPOCHS: f64 = 3.0;
+/// Share of the steps that warm up.
+const WARMUP_SHARE: f64 = 0.03;
+/// Evaluations in a run.
+const N_EVALUATIONS: usize = 10;
+/// Lengths are multiples of this.
+pub(super) const LENGTH_STEP: usize = 64;
+/// A proposed length takes 99 % of the examples whole. Where memory is short it may take these shares, before the plan
+/// says that it does not fit.
+const LESS_COVER: [f64; 3] = [0.97, 0.95, 0.9];
+/// The longest example is taken whole where that costs at most this: times the length that covers 99 %, share of the
+/// budget, share of the speed.
+const CHEAP_LENGTH: usize = 2;
+const CHEAP_BYTES_SHARE: f64 = 0.1;
+const CHEAP_SPEED: f64 = 0.98;
+/// Packs are filled to about this.
+const PACK_FILL: f64 = 0.97;
+/// Supervised rows through the head at once; fewer where memory is short.
+/// Supervised rows that go through the head at once, where memory allows.
+pub const HEAD_ROWS: usize = 256;
+const LEAST_HEAD_ROWS: usize = 64;
+/// The optimizer state is kept in 32 bit where it is less than this share of the budget.
+const SMALL_STATE_SHARE: f64 = 0.01;
+/// Faster by less than this is not worth more bytes.
+const TIE: f64 = 0.01;
+/// More sequences at once gain nothing.
+const MAX_PROPOSED_MICRO_BATCH: usize = 64;
+
+/// Context and modules of CUDA, and its libraries, until measured at start-up.
+const CUDA_CONTEXT_BYTES: u64 = 430 << 20;
+const CUDA_LIBRARIES_BYTES: u64 = 64 << 20;
+/// What the desktop holds of a card nobody looked at.
+const ASSUMED_DESKTOP_BYTES: u64 = 730 << 20;
+
+/// What there is to plan for.
+pub(super) struct Task<'a> {
+    pub(super) shape: &'a ModelShape,
+    pub(super) hardware: &'a Hardware,
+    pub(super) lengths: Lengths,
+}
+
+/// Settings, and what they cost.
+#[derive(Clone, Debug)]
+pub(super) struct Proposal {
+    pub(super) settings: Settings,
+    pub(super) planned_bytes: u64,
+    pub(super) budget: Budget,
+    pub(super) time: TimeEstimate,
+    pub(super) data: DataUse,
+    /// Mean tokens of an example.
+    pub(super) mean_tokens: f64,
+}
+
+impl Proposal {
+    pub(super) fn fits(&self) -> bool {
+        self.planned_bytes <= self.budget.budget_bytes
+    }
+}
+
+/// Everything but what is searched at one length.
+struct Frame {
+    length: usize,
+    packing: bool,
+    kept: Kept,
+    data: DataUse,
+    optimizer: OptimizerKind,
+    n_steps: usize,
+    epochs: f64,
+    /// (micro-batch, accumulation), all of the same product, the smallest micro-batch first.
+    splits: Vec<(usize, usize)>,
+}
+
+impl<'a> Task<'a> {
+    pub(super) fn new(shape: &'a ModelShape, data: &DataStats, hardware: &'a Hardware) -> Self {
+        Task { shape, hardware, lengths: Lengths::new(data) }
+    }
+
+    /// The proposal for what `config` leaves open.
+    ///
+    /// # Errors
+    /// Only for data of which nothing is left.
+    pub(super) fn propose(&self, config: &RunConfig) -> Result<Proposal, Error> {
+        let budget = self.budget(config);
+        if let Some(length) = config.data.length {
+            return self.propose_at(config, &budget, length);
+        }
+        let covering = self.rounded(self.lengths.covering_99());
+        let whole = self.rounded(self.lengths.max);
+        let proposal = self.propose_at(config, &budget, covering)?;
+        if !proposal.fits() {
+            for share in LESS_COVER {
+                let shorter = self.propose_at(config, &budget, self.rounded(self.lengths.covering(share)))?;
+                if shorter.fits() {
+                    return Ok(shorter);
+                }
+            }
+            return Ok(proposal);
+        }
+        if whole > covering && whole <= CHEAP_LENGTH * covering {
+            let all = self.propose_at(config, &budget, whole)?;
+            let more = all.planned_bytes.saturating_sub(proposal.planned_bytes) as f64;
+            if all.fits()
+                && all.settings.base == proposal.settings.base
+                && more <= CHEAP_BYTES_SHARE * budget.budget_bytes as f64
+                && all.time.tokens_per_s >= CHEAP_SPEED * proposal.time.tokens_per_s
+            {
+                return Ok(all);
+            }
+        }
+        Ok(proposal)
+    }
+
+    /// `config` with those of length and base pinned that give more tokens per second than the proposal, if any do.
+    /// Shorter by leaving examples out is not faster.
+    pub(super) fn fastest(&self, config: &RunConfig, proposal: &Proposal) -> RunConfig {
+        let lengths = match config.data.length {
+            Some(length) => vec![length],
+            None => vec![self.rounded(self.lengths.max), self.rounded(self.lengths.covering_99())],
+        };
+        let bases = config.base.map_or(vec![BaseFormat::F32, BaseFormat::Nf4], |base| vec![base]);
+        let mut best = (proposal.time.tokens_per_s, config.clone());
+        for &length in &lengths {
+            for &base in &bases {
+                let mut pinned = config.clone();
+                (pinned.data.length, pinned.base) = (Some(length), Some(base));
+                let Ok(other) = self.propose(&pinned) else { continue };
+                let tokens_per_s = other.time.tokens_per_s;
+                if other.fits() && tokens_per_s > best.0 * (1.0 + TIE) {
+                    best = (tokens_per_s, pinned);
+                }
+            }
+        }
+        best.1
+    }
+
+    /// The length at which no example is cut, unless the model is shorter than that.
+    pub(super) fn length_of_all(&self) -> Option<usize> {
+        let length = self.rounded(self.lengths.max);
+        (length >= self.lengths.max).then_some(length)
+    }
+
+    /// The buffers of the step, and what a card needs besides.
+    pub(super) fn items(&self, settings: &Settings) -> Vec<PlanItem> {
+        let mut items: Vec<PlanItem> = layout::layout(self.shape, settings).items.iter().map(PlanItem::from).collect();
+        if self.hardware.train_on == TrainOn::Card {
+            let own = |name: &str, label: &str, bytes| PlanItem {
+                name: name.into(),
+                label: label.into(),
+                family: Family::Runtime,
+                bytes,
+                changed_by: None,
+            };
+            items.push(own("cuda_context", "CUDA context", CUDA_CONTEXT_BYTES));
+            items.push(own("cuda_libraries", "Libraries", CUDA_LIBRARIES_BYTES));
+        }
+        items
+    }
+
+    pub(super) fn bytes(&self, settings: &Settings) -> u64 {
+        let items = layout::layout(self.shape, settings).items;
+        let device =
+            if self.hardware.train_on == TrainOn::Card { CUDA_CONTEXT_BYTES + CUDA_LIBRARIES_BYTES } else { 0 };
+        items.iter().map(|item| item.bytes).fold(device, u64::saturating_add)
+    }
+
+    pub(super) fn budget(&self, config: &RunConfig) -> Budget {
+        let (device, total_bytes, free_bytes, margin) = match self.hardware.training_card() {
+            Some(card) => {
+                let free = card.memory_free_bytes.unwrap_or(card.memory_bytes.saturating_sub(ASSUMED_DESKTOP_BYTES));
+                // A desktop grows by a window or two while a run is on.
+                (card.name.clone(), card.memory_bytes, free, (card.memory_bytes / 40).clamp(256 << 20, 512 << 20))
+            }
+            None => {
+                let free = self.hardware.memory_available_bytes;
+                // The system's own growth, and what a process needs beside its buffers.
+                ("system memory".into(), self.hardware.memory_total_bytes, free, (free / 20).clamp(256 << 20, 2 << 30))
+            }
+        };
+        let free_bytes = free_bytes.min(total_bytes);
+        let margin_bytes = margin.min(free_bytes);
+        let free_for_run = free_bytes - margin_bytes;
+        let limit = config.memory_limit_bytes.unwrap_or(u64::MAX);
+        Budget {
+            device,
+            total_bytes,
+            others_bytes: total_bytes - free_bytes,
+            margin_bytes,
+            budget_bytes: free_for_run.min(limit),
+            limited_by_hand: limit < free_for_run,
+        }
+    }
+
+    /// To the next multiple of [`LENGTH_STEP`], within the model.
+    pub(super) fn rounded(&self, tokens: usize) -> usize {
+        tokens.max(2).next_multiple_of(LENGTH_STEP).min(self.shape.max_positions.max(2))
+    }
+
+    fn propose_at(&self, config: &RunConfig, budget: &Budget, length: usize) -> Result<Proposal, Error> {
+        let frame = self.frame(config, budget, length)?;
+        let bases = config.base.map_or(vec![BaseFormat::F32, BaseFormat::Nf4], |base| vec![base]);
+        // Bytes grow with the micro-batch and the rows, so the least is found without trying the rest.
+        let smallest = &frame.splits[..1];
+        let least = bases
+            .iter()
+            .flat_map(|&base| self.candidates(config, budget, &frame, base, smallest, LEAST_HEAD_ROWS))
+            .min_by_key(|candidate| candidate.planned_bytes);
+        if let Some(least) = least.filter(|least| !least.fits()) {
+            return Ok(least);
+        }
+        for head_rows in [HEAD_ROWS, LEAST_HEAD_ROWS] {
+            // The exact base first: NF4 is for where it does not fit.
+            for &base in &bases {
+                let candidates = self.candidates(config, budget, &frame, base, &frame.splits, head_rows);
+                if let Some(best) = fastest(candidates.into_iter().filter(Proposal::fits)) {
+                    return Ok(best);
+                }
+            }
+        }
+        // Not reached: `splits`, bases and modes are never empty, and the least of them fits.
+        Err(Error::NoExamples)
+    }
+
+    fn frame(&self, config: &RunConfig, budget: &Budget, length: usize) -> Result<Frame, Error> {
+        let kept = self.lengths.kept(length, config.data.over_length);
+        if kept.n_examples < 0.5 {
+            return Err(Error::AllTooLong {
+                n_examples: self.lengths.n_examples,
+                length,
+                shortest: self.lengths.shortest(),
+            });
+        }
+        let n_kept = kept.n_examples.round().max(1.0);
+        // As `data::split` does: something is held out of two examples or more, and something is left.
+        let holds_out = config.data.evaluation_path.is_none() && config.evaluation.fraction > 0.0 && n_kept >= 2.0;
+        let n_held_out =
+            if holds_out { (n_kept * config.evaluation.fraction).round().clamp(1.0, n_kept - 1.0) } else { 0.0 };
+        let n_train = n_kept - n_held_out;
+        let mean = kept.n_tokens / kept.n_examples;
+        let packing = config.data.packing.unwrap_or(mean < length as f64 / 2.0);
+        let n_sequences =
+            if packing { (mean * n_train / (length as f64 * PACK_FILL)).ceil().max(1.0) } else { n_train };
+        let splits = splits(config, n_sequences as usize);
+        let effective = splits[0].0 * splits[0].1;
+        let (n_steps, epochs) = match config.max_steps {
+            Some(n_steps) => (n_steps, (n_steps * effective) as f64 / n_sequences),
+            None => {
+                let epochs = config.epochs.unwrap_or(EPOCHS);
+                // Every pass ends with a step of what is left.
+                let steps_of_pass = (n_sequences / effective as f64).ceil();
+                let steps = epochs.floor() * steps_of_pass + (epochs.fract() * steps_of_pass).ceil();
+                (steps.max(1.0) as usize, epochs)
+            }
+        };
+        let n = cost::lora_elements(self.shape, &config.lora);
+        let optimizer = config.optimizer.kind.unwrap_or_else(|| {
+            let state = cost::optimizer_bytes(n, OptimizerKind::AdamW32) as f64;
+            let small = state < SMALL_STATE_SHARE * budget.budget_bytes as f64;
+            if small { OptimizerKind::AdamW32 } else { OptimizerKind::AdamW8 }
+        });
+        let data = DataUse {
+            n_train: n_train as usize,
+            n_held_out: n_held_out as usize,
+            n_over_length: kept.n_over,
+            max_tokens: self.lengths.max,
+            n_sequences: n_sequences as usize,
+        };
+        Ok(Frame { length, packing, kept, data, optimizer, n_steps, epochs, splits })
+    }
+
+    fn candidates(
+        &self,
+        config: &RunConfig,
+        budget: &Budget,
+        frame: &Frame,
+        base: BaseFormat,
+        splits: &[(usize, usize)],
+        head_rows: usize,
+    ) -> Vec<Proposal> {
+        let modes = config.recompute.map_or(vec![Recompute::N, Recompute::C1, Recompute::C0], |mode| vec![mode]);
+        let mut candidates = Vec::with_capacity(modes.len() * splits.len());
+        for &recompute in &modes {
+            for &(micro_batch, accumulation) in splits {
+                let settings = settings(config, frame, base, recompute, micro_batch, accumulation, head_rows);
+                candidates.push(Proposal {
+                    planned_bytes: self.bytes(&settings),
+                    time: self.time(config, frame, &settings),
+                    budget: budget.clone(),
+                    data: frame.data,
+                    mean_tokens: frame.kept.n_tokens / frame.kept.n_examples,
+                    settings,
+                });
+            }
+        }
+        candidates
+    }
+
+    fn time(&self, config: &RunConfig, frame: &Frame, settings: &Settings) -> TimeEstimate {
+        let mean = frame.kept.n_tokens / frame.kept.n_examples;
+        let sequence_tokens = mean * frame.data.n_train as f64 / frame.data.n_sequences as f64;
+        let (attended, learned) = (frame.kept.attended, self.lengths.learned_share);
+        let flops = Flops::per_token(self.shape, &settings.lora, settings.recompute, attended, learned);
+        let tokens = sequence_tokens * settings.micro_batch as f64;
+        let load = Load { base: settings.base, recompute: settings.recompute, tokens, flops };
+        let speed = cost::speed(self.shape, self.hardware, settings, &load, attended, learned);
+        let step_tokens = tokens * settings.accumulation as f64;
+        let step_s = step_tokens / speed.tokens_per_s;
+        let n_evaluations =
+            if evaluates(config, frame) { settings.n_steps.div_ceil(settings.evaluate_every_steps) } else { 0 };
+        // A separate file's size is not known here: about as many as would be held out.
+        let n_held_out = (frame.data.n_held_out as f64).max(0.05 * frame.data.n_train as f64);
+        let forward_share = flops.forward / flops.total();
+        let evaluation_s = n_evaluations as f64 * n_held_out * mean * forward_share / speed.tokens_per_s;
+        let steps_s = step_s * settings.n_steps as f64;
+        TimeEstimate {
+            tokens_per_s: speed.tokens_per_s,
+            basis: speed.basis,
+            basis_words: speed.words,
+            plus_minus: speed.plus_minus,
+            step_s,
+            evaluation_s,
+            total_s: steps_s + evaluation_s,
+            n_steps: settings.n_steps,
+            epochs: frame.epochs,
+            n_tokens: (step_tokens * settings.n_steps as f64).round() as u64,
+            n_tokens_per_step: step_tokens.round() as u64,
+        }
+    }
+}
+
+fn evaluates(config: &RunConfig, frame: &Frame) -> bool {
+    config.data.evaluation_path.is_some() || frame.data.n_held_out > 0
+}
+
+/// Fastest; of those within [`TIE`] of it the one with fewest bytes, then the first tried.
+fn fastest(candidates: impl Iterator<Item = Proposal>) -> Option<Proposal> {
+    let candidates: Vec<Proposal> = candidates.collect();
+    let most = candidates.iter().map(|c| c.time.tokens_per_s).fold(0.0, f64::max);
+    candidates
+        .into_iter()
+        .filter(|candidate| candidate.time.tokens_per_s >= most * (1.0 - TIE))
+        .min_by_key(|candidate| candidate.planned_bytes)
+}
+
+/// All ways to make up the effective batch that `config` allows; one product, never empty.
+fn splits(config: &RunConfig, n_sequences: usize) -> Vec<(usize, usize)> {
+    let proposed = || {
+        let mut effective = EFFECTIVE_BATCH;
+        while effective > 1 && n_sequences / effective < MIN_STEPS_PER_PASS {
+            effective /= 2;
+        }
+        effective
+    };
+    let effective = config.effective_batch;
+    match (config.micro_batch, config.accumulation) {
+        (Some(micro_batch), Some(accumulation)) => vec![(micro_batch, accumulation)],
+        (Some(micro_batch), None) => {
+            vec![(micro_batch, (effective.unwrap_or_else(proposed) / micro_batch).max(1))]
+        }
+        (None, Some(accumulation)) => {
+            vec![((effective.unwrap_or_else(proposed) / accumulation).max(1), accumulation)]
+        }
+        (None, None) => {
+            let effective = effective.unwrap_or_else(proposed);
+            let most = effective.min(MAX_PROPOSED_MICRO_BATCH);
+            (1..=most).filter(|m| effective % m == 0).map(|m| (m, effective / m)).collect()
+        }
+    }
+}
+
+fn settings(
+    config: &RunConfig,
+    frame: &Frame,
+    base: BaseFormat,
+    recompute: Recompute,
+    micro_batch: usize,
+    accumulation: usize,
+    head_rows: usize,
+) -> Settings {
+    let (o, n_steps) = (&config.optimizer, frame.n_steps);
+    Settings {
+        base,
+        lora: config.lora.clone(),
+        length: frame.length,
+        over_length: config.data.over_length,
+        packing: frame.packing,
+        micro_batch,
+        accumulation,
+        recompute,
+        head_rows: head_rows.min(micro_batch * frame.length).max(1),
+        optimizer: frame.optimizer,
+        learning_rate: o.learning_rate,
+        beta1: o.beta1,
+        beta2: o.beta2,
+        epsilon: o.epsilon,
+        weight_decay: o.weight_decay,
+        max_grad_norm: o.max_grad_norm,
+        schedule: o.schedule,
+        warmup_steps: o.warmup_steps.unwrap_or_else(|| proposed_warmup(n_steps)),
+        n_steps,
+        evaluate_every_steps: config
+            .evaluation
+            .every_steps
+            .unwrap_or_else(|| if evaluates(config, frame) { (n_steps / N_EVALUATIONS).max(1) } else { n_steps }),
+        patience: config.evaluation.patience,
+        n_samples: config.evaluation.n_samples,
+        checkpoints: config.checkpoints.clone(),
+        seed: config.seed,
+    }
+}
+
+/// 3 % of the steps, at least one, and none where there is only one step, which would then learn at a rate of 0.
+fn proposed_warmup(n_steps: usize) -> usize {
+    if n_steps < 2 { 0 } else { ((n_steps as f64 * WARMUP_SHARE).round() as usize).max(1) }
+}
+
+/// Whether an example beyond the length is cut rather than left out.
+pub(super) fn cuts(config: &RunConfig) -> bool {
+    config.data.over_length == OverLength::Truncate
+}

@@ -1,0 +1,515 @@
+//! Why each setting is what it is, and what another value would do: the same search, asked once more.
+
+use serde::{Deserialize, Serialize};
+use ts_rs::TS;
+
+use super::propose::{Proposal, Task, cuts};
+use super::remedy::with_rank;
+use super::{Error, PlanWarning, cost};
+use crate::config::{BaseFormat, OptimizerKind, Recompute, RunConfig, Settings, Target};
+use crate::format;
+use crate::hardware::TrainOn;
+
+/// A setting, its reason and a counterfactual.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
+#[ts(export)]
+pub struct Reason {
+    /// Stable name: `rank`, `length`, `packing`, `batch`, `recompute`, `optimizer`, `base`, `learning_rate`, `epochs`,
+    /// `warmup`, `evaluation`.
+    pub setting: String,
+    /// As shown, "2 × 8 = 16".
+    pub value: String,
+    /// The person fixed it; otherwise it is proposed.
+    pub fixed: bool,
+    /// Stable name of the reason, for translations: `recompute.free_memory`.
+    pub code: String,
+    /// One or two sentences.
+    pub why: String,
+    /// "Rank 32: +38 MiB, +2 min".
+    pub if_changed: String,
+    /// The same in numbers, where the change is another plan.
+    pub change: Option<Change>,
+}
+
+/// What another value of a setting would do, everything open proposed anew.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
+#[ts(export)]
+pub struct Change {
+    /// The other value, as shown.
+    pub value: String,
+    /// Planned bytes more (or, negative, less).
+    #[ts(type = "number")]
+    pub bytes: i64,
+    /// Seconds of the whole run more (or, negative, less).
+    pub time_s: f64,
+    /// Examples more (or, negative, fewer) that are longer than the length.
+    #[ts(type = "number")]
+    pub n_over_length: i64,
+    /// Whether that fits.
+    pub fits: bool,
+    /// With this config.
+    pub config: RunConfig,
+}
+
+struct Writer<'a> {
+    task: &'a Task<'a>,
+    config: &'a RunConfig,
+    proposal: &'a Proposal,
+}
+
+/// One reason for each setting a person can choose.
+pub(super) fn reasons(task: &Task, config: &RunConfig, proposal: &Proposal) -> Vec<Reason> {
+    let w = Writer { task, config, proposal };
+    vec![
+        w.rank(),
+        w.length(),
+        w.packing(),
+        w.batch(),
+        w.recompute(),
+        w.optimizer(),
+        w.base(),
+        w.learning_rate(),
+        w.warmup(),
+        w.epochs(),
+        w.evaluation(),
+    ]
+}
+
+impl Writer<'_> {
+    fn settings(&self) -> &Settings {
+        &self.proposal.settings
+    }
+
+    fn change(&self, value: String, with: impl FnOnce(&mut RunConfig)) -> Option<Change> {
+        let mut config = self.config.clone();
+        with(&mut config);
+        // A counterfactual that makes no sense for this data is none.
+        let other: Result<Proposal, Error> = self.task.propose(&config);
+        let other = other.ok()?;
+        Some(Change {
+            value,
+            bytes: signed(other.planned_bytes, self.proposal.planned_bytes),
+            time_s: other.time.total_s - self.proposal.time.total_s,
+            n_over_length: other.data.n_over_length as i64 - self.proposal.data.n_over_length as i64,
+            fits: other.fits(),
+            config,
+        })
+    }
+
+    fn reason(
+        &self,
+        setting: &str,
+        value: String,
+        fixed: bool,
+        (code, why): (&str, String),
+        change: Option<Change>,
+    ) -> Reason {
+        let if_changed = change.as_ref().map(in_words).unwrap_or_default();
+        let code = format!("{setting}.{code}");
+        Reason { setting: setting.into(), value, fixed, code, why, if_changed, change }
+    }
+
+    fn rank(&self) -> Reason {
+        let lora = &self.settings().lora;
+        let layers = if lora.targets.len() == Target::ALL.len() {
+            "All seven linear layers learn.".to_string()
+        } else {
+            format!("{} of seven linear layers learn.", lora.targets.len())
+        };
+        let (code, size) = match lora.rank {
+            0..8 => ("small", "Little to learn with: fits a narrow task or a tight memory."),
+            8..=16 => ("usual", "Enough for tone, format and a task."),
+            17..=64 => ("large", "Room for new habits; more than most tasks use."),
+            _ => ("very_large", "Seldom better than rank 64, and slower."),
+        };
+        let other = lora.rank * 2;
+        let change = self.change(format!("Rank {other}"), |config| with_rank(config, other));
+        let fixed = lora.rank != crate::config::LoraConfig::default().rank;
+        self.reason("rank", lora.rank.to_string(), fixed, (code, format!("{size} {layers}")), change)
+    }
+
+    fn length(&self) -> Reason {
+        let (settings, data) = (self.settings(), self.proposal.data);
+        let n = self.task.lengths.n_examples;
+        let share = 100.0 * (1.0 - data.n_over_length as f64 / n.max(1) as f64);
+        let fate = if cuts(self.config) { "cut" } else { "left out" };
+        let why = if data.n_over_length == 0 {
+            ("covers_all", format!("The longest example has {} tokens: all fit whole.", format::count(data.max_tokens)))
+        } else {
+            // Never "100 %" while one is cut.
+            let share = (share * 10.0).floor() / 10.0;
+            let over = format::counted(data.n_over_length, "example");
+            (
+                "covers_share",
+                format!(
+                    "About {share:.1} % fit whole; {over} of up to {} tokens {} {fate}.",
+                    format::count(data.max_tokens),
+                    if data.n_over_length == 1 { "is" } else { "are" }
+                ),
+            )
+        };
+        let whole = self.task.length_of_all().filter(|&length| length > settings.length);
+        let half = self.task.rounded(settings.length / 2);
+        let other = whole.or((half < settings.length).then_some(half));
+        let change = other.and_then(|length| {
+            self.change(format!("{} tokens", format::count(length)), |config| config.data.length = Some(length))
+        });
+        let value = format!("{} tokens", format::count(settings.length));
+        self.reason("length", value, self.config.data.length.is_some(), why, change)
+    }
+
+    fn packing(&self) -> Reason {
+        let settings = self.settings();
+        let mean = self.proposal.mean_tokens.round() as usize;
+        let why = if settings.packing {
+            let sequences = self.proposal.data.n_sequences;
+            (
+                "short_examples",
+                format!(
+                    "Examples have {mean} tokens on average: {} fill {}. They never see each other.",
+                    format::count(self.proposal.data.n_train),
+                    format::counted(sequences, "sequence")
+                ),
+            )
+        } else {
+            ("long_examples", format!("Examples have {mean} tokens on average; one to a sequence, without padding."))
+        };
+        let other = !settings.packing;
+        let name = if other { "Packed" } else { "One by one" };
+        let change = self.change(name.into(), |config| config.data.packing = Some(other));
+        let value = if settings.packing { "packed" } else { "one by one" };
+        let fixed = self.config.data.packing.is_some();
+        let code = if fixed { "fixed" } else { why.0 };
+        self.reason("packing", value.into(), fixed, (code, why.1), change)
+    }
+
+    fn batch(&self) -> Reason {
+        let (micro, accumulation) = (self.settings().micro_batch, self.settings().accumulation);
+        let effective = micro * accumulation;
+        let fixed = self.config.micro_batch.is_some() || self.config.accumulation.is_some();
+        let why = match (micro, accumulation) {
+            (_, 1) if fixed => ("fixed", format!("As you chose: {effective} at once.")),
+            (1, 1) => ("few_examples", "Few examples: every one makes a step.".to_string()),
+            (_, 1) => ("at_once", format!("All {effective} fit at once.")),
+            _ => (
+                "accumulated",
+                format!("{accumulation} micro-batches of {micro} train exactly like one batch of {effective}."),
+            ),
+        };
+        let other = if accumulation % 2 == 0 {
+            Some((micro * 2, accumulation / 2))
+        } else if micro % 2 == 0 {
+            Some((micro / 2, accumulation * 2))
+        } else {
+            None
+        };
+        let change = other.and_then(|(micro, accumulation)| {
+            self.change(format!("{micro} × {accumulation}"), |config| {
+                (config.micro_batch, config.accumulation) = (Some(micro), Some(accumulation));
+                config.effective_batch = None;
+            })
+        });
+        self.reason("batch", format!("{micro} × {accumulation} = {effective}"), fixed, why, change)
+    }
+
+    fn recompute(&self) -> Reason {
+        let mode = self.settings().recompute;
+        let why = match mode {
+            Recompute::N => ("free_memory", "Everything kept fits, and nothing is computed twice."),
+            Recompute::C1 => ("part", "Keeping everything does not fit; attention is kept, the rest computed again."),
+            Recompute::C0 => ("tight", "Memory is tight: only each layer's input is kept. The result is the same."),
+        };
+        let fixed = self.config.recompute.is_some();
+        let why = if fixed {
+            ("fixed", "As you chose; the result is the same in all modes.".to_string())
+        } else {
+            (why.0, why.1.to_string())
+        };
+        let other = if mode == Recompute::N { Recompute::C0 } else { Recompute::N };
+        let change = self.change(mode_name(other).into(), |config| config.recompute = Some(other));
+        self.reason("recompute", mode_name(mode).into(), fixed, why, change)
+    }
+
+    fn optimizer(&self) -> Reason {
+        let settings = self.settings();
+        let n = cost::lora_elements(self.task.shape, &settings.lora);
+        let (wide, narrow) =
+            (cost::optimizer_bytes(n, OptimizerKind::AdamW32), cost::optimizer_bytes(n, OptimizerKind::AdamW8));
+        let share = |bytes: u64| 100.0 * bytes as f64 / self.proposal.budget.budget_bytes.max(1) as f64;
+        let fixed = self.config.optimizer.kind.is_some();
+        let (code, other) = match settings.optimizer {
+            OptimizerKind::AdamW32 => ("small_state", OptimizerKind::AdamW8),
+            OptimizerKind::AdamW8 => ("large_state", OptimizerKind::AdamW32),
+        };
+        let why = format!(
+            "32-bit state takes {:.1} % of the memory free for this run, 8-bit {:.1} %.",
+            share(wide),
+            share(narrow)
+        );
+        let code = if fixed { "fixed" } else { code };
+        let change = self.change(optimizer_name(other).into(), |config| config.optimizer.kind = Some(other));
+        self.reason("optimizer", format!("AdamW, {}", optimizer_name(settings.optimizer)), fixed, (code, why), change)
+    }
+
+    fn base(&self) -> Reason {
+        let base = self.settings().base;
+        let fixed = self.config.base.is_some();
+        let why = match (fixed, base) {
+            (true, _) => ("fixed", "As you chose. The adapter, sums and loss are in 32 bit either way."),
+            (false, BaseFormat::F32) => ("fits", "The exact base fits, so nothing is rounded."),
+            (false, BaseFormat::Nf4) => ("tight", "The exact base does not fit. Sums and loss stay in 32 bit."),
+        };
+        let other = if base == BaseFormat::F32 { BaseFormat::Nf4 } else { BaseFormat::F32 };
+        let change = self.change(base_name(other).into(), |config| config.base = Some(other));
+        self.reason("base", base_name(base).into(), fixed, (why.0, why.1.into()), change)
+    }
+
+    fn learning_rate(&self) -> Reason {
+        let settings = self.settings();
+        let effective = settings.micro_batch * settings.accumulation;
+        let schedule = format!("{:?}", settings.schedule).to_lowercase();
+        let usual = crate::config::OptimizerConfig::default().learning_rate;
+        let fixed = settings.learning_rate != usual;
+        let why = if fixed {
+            ("fixed", format!("As you chose; usual for LoRA is {}.", format::rate(usual)))
+        } else {
+            ("usual", format!("Usual for LoRA, at batch {effective} too."))
+        };
+        let mut reason = self.reason(
+            "learning_rate",
+            format!("{}, {schedule}", format::rate(settings.learning_rate)),
+            fixed,
+            why,
+            None,
+        );
+        reason.if_changed =
+            format!("{}: learns slower, forgets less. No cost.", format::rate(settings.learning_rate / 2.0));
+        reason
+    }
+
+    fn warmup(&self) -> Reason {
+        let settings = self.settings();
+        let fixed = self.config.optimizer.warmup_steps.is_some();
+        let (code, why) = if fixed {
+            ("fixed", "As you chose.".to_string())
+        } else {
+            ("share", format!("3 % of {}.", format::counted(settings.n_steps, "step")))
+        };
+        let mut reason =
+            self.reason("warmup", format::counted(settings.warmup_steps, "step"), fixed, (code, why), None);
+        reason.if_changed = "Longer: gentler start. No cost.".into();
+        reason
+    }
+
+    fn epochs(&self) -> Reason {
+        let (time, data) = (&self.proposal.time, self.proposal.data);
+        let by_steps = self.config.max_steps;
+        let fixed = by_steps.is_some() || self.config.epochs.is_some();
+        let epochs = passes(time.epochs);
+        let steps = format::counted(time.n_steps, "step");
+        let why = if fixed {
+            ("fixed", format!("As you chose: {steps}."))
+        } else {
+            (
+                "usual",
+                format!(
+                    "{} passes over {}, {steps}; the best evaluation is kept.",
+                    epochs,
+                    format::counted(data.n_train, "example")
+                ),
+            )
+        };
+        let change = match by_steps {
+            Some(n) if n > 1 => {
+                let half = n / 2;
+                self.change(format::counted(half, "step"), |config| config.max_steps = Some(half))
+            }
+            Some(_) => None,
+            None => {
+                let other = if time.epochs > 1.0 { time.epochs - 1.0 } else { time.epochs + 1.0 };
+                self.change(passes(other), |config| config.epochs = Some(other))
+            }
+        };
+        self.reason("epochs", epochs, fixed, why, change)
+    }
+
+    fn evaluation(&self) -> Reason {
+        let (settings, data) = (self.settings(), self.proposal.data);
+        let fixed = self.config.evaluation.every_steps.is_some();
+        let file = self.config.data.evaluation_path.is_some();
+        if data.n_held_out == 0 && !file {
+            let why = ("off", "No example is held out, so nothing is evaluated.".to_string());
+            return self.reason("evaluation", "off".into(), fixed, why, None);
+        }
+        let every = settings.evaluate_every_steps;
+        let held_out = if file {
+            "A file of held-out examples is given.".into()
+        } else {
+            format!("{} held out.", format::counted(data.n_held_out, "example"))
+        };
+        let safe = format::duration(settings.checkpoints.every_seconds as f64);
+        let why = format!("{held_out} Also saves every {safe}.");
+        let half = (every / 2).max(1);
+        let change = (half < every)
+            .then(|| {
+                self.change(format!("Every {}", format::counted(half, "step")), |config| {
+                    config.evaluation.every_steps = Some(half);
+                })
+            })
+            .flatten();
+        let code = if file { "file" } else { "held_out" };
+        self.reason("evaluation", format!("every {}", format::counted(every, "step")), fixed, (code, why), change)
+    }
+}
+
+fn passes(epochs: f64) -> String {
+    let rounded = (epochs * 100.0).round() / 100.0;
+    format!("{rounded}")
+}
+
+fn mode_name(mode: Recompute) -> &'static str {
+    match mode {
+        Recompute::N => "Nothing (N)",
+        Recompute::C1 => "Part (C1)",
+        Recompute::C0 => "Most (C0)",
+    }
+}
+
+fn base_name(base: BaseFormat) -> &'static str {
+    match base {
+        BaseFormat::F32 => "32-bit base",
+        BaseFormat::Nf4 => "NF4 base",
+    }
+}
+
+fn optimizer_name(kind: OptimizerKind) -> &'static str {
+    match kind {
+        OptimizerKind::AdamW32 => "32-bit",
+        OptimizerKind::AdamW8 => "8-bit",
+    }
+}
+
+fn signed(now: u64, before: u64) -> i64 {
+    i64::try_from(i128::from(now) - i128::from(before)).unwrap_or(i64::MAX)
+}
+
+/// "+0.39 GiB"; nothing below what the eye would see as a change.
+fn bytes_difference(bytes: i64) -> Option<String> {
+    let sign = if bytes < 0 { '−' } else { '+' };
+    (bytes.unsigned_abs() >= 1 << 19).then(|| format!("{sign}{}", format::bytes(bytes.unsigned_abs())))
+}
+
+fn time_difference(seconds: f64) -> Option<String> {
+    let sign = if seconds < 0.0 { '−' } else { '+' };
+    (seconds.abs() >= 1.0).then(|| format!("{sign}{}", format::duration(seconds.abs())))
+}
+
+fn over_difference(n: i64) -> Option<String> {
+    let sign = if n < 0 { '−' } else { '+' };
+    (n != 0).then(|| format!("{sign}{} too long", format::counted(n.unsigned_abs() as usize, "example")))
+}
+
+fn in_words(change: &Change) -> String {
+    let differences =
+        [over_difference(change.n_over_length), bytes_difference(change.bytes), time_difference(change.time_s)];
+    let mut parts: Vec<String> = differences.into_iter().flatten().collect();
+    if parts.is_empty() {
+        parts.push("no cost".into());
+    }
+    if !change.fits {
+        parts.push("does not fit".into());
+    }
+    format!("{}: {}", change.value, parts.join(", "))
+}
+
+/// How `other` differs from `proposal`, in the order in which people ask.
+pub(super) fn difference(proposal: &Proposal, other: &Proposal) -> String {
+    let (a, b) = (&proposal.settings, &other.settings);
+    if a == b {
+        return "the same as proposed".into();
+    }
+    let mut parts = Vec::new();
+    if a.length != b.length {
+        parts.push(format!("{} tokens", format::count(b.length)));
+        let over = other.data.n_over_length;
+        parts.push(if over == 0 {
+            "no example too long".into()
+        } else {
+            format!("{} too long", format::counted(over, "example"))
+        });
+    }
+    if a.base != b.base {
+        parts.push(base_name(b.base).into());
+    }
+    if a.recompute != b.recompute {
+        parts.push(format!("recomputes: {}", mode_name(b.recompute).to_lowercase()));
+    }
+    if (a.micro_batch, a.accumulation) != (b.micro_batch, b.accumulation) {
+        parts.push(format!("{} × {}", b.micro_batch, b.accumulation));
+    }
+    parts.extend(bytes_difference(signed(other.planned_bytes, proposal.planned_bytes)));
+    parts.extend(time_difference(other.time.total_s - proposal.time.total_s));
+    parts.join(", ")
+}
+
+/// Fewer examples than this are learned by heart.
+const FEW_EXAMPLES: usize = 50;
+/// Share of examples beyond the length that deserves a warning.
+const MANY_CUT: f64 = 0.01;
+/// Seconds beyond which a run is called long.
+const LONG_RUN_S: f64 = 7.0 * 86_400.0;
+
+/// Things to know before the start.
+pub(super) fn warnings(task: &Task, config: &RunConfig, proposal: &Proposal) -> Vec<PlanWarning> {
+    let mut warnings = Vec::new();
+    let mut warn = |code: &str, message: String| warnings.push(PlanWarning { code: code.into(), message });
+    let data = proposal.data;
+    let n = task.lengths.n_examples;
+    if data.n_over_length as f64 > MANY_CUT * n as f64 {
+        let fate = if cuts(config) { "cut" } else { "left out" };
+        let over = format::count(data.n_over_length);
+        let length = format::count(proposal.settings.length);
+        warn(
+            "many_too_long",
+            format!("{over} of {} are longer than {length} tokens and are {fate}.", format::counted(n, "example")),
+        );
+    }
+    if n < FEW_EXAMPLES {
+        warn(
+            "few_examples",
+            format!("{} may be learned by heart rather than understood.", format::counted(n, "example")),
+        );
+    }
+    let lora = &config.lora;
+    let narrowest = lora.targets.iter().map(|&t| task.shape.linear(t)).map(|(o, i)| o.min(i)).min().unwrap_or(0);
+    if lora.rank > narrowest {
+        warn(
+            "rank_over_width",
+            format!("Rank {} is more than the {narrowest} that the narrowest adapted layer can use.", lora.rank),
+        );
+    }
+    match (task.hardware.train_on, task.hardware.cards.first()) {
+        (TrainOn::Processor, Some(card)) => {
+            warn("card_not_used", format!("{} is there; this version trains on the processor.", card.name));
+        }
+        (TrainOn::Card, _) => warn(
+            "card_planned_only",
+            "This version trains on the processor; for a card it plans with 32-bit buffers and a calculated speed."
+                .into(),
+        ),
+        (TrainOn::Processor, None) => {}
+    }
+    if proposal.time.total_s > LONG_RUN_S {
+        warn(
+            "very_long",
+            format!(
+                "This takes about {}. A smaller model, fewer passes or a card would shorten it.",
+                format::duration(proposal.time.total_s)
+            ),
+        );
+    }
+    if config.evaluation.patience.is_some() && data.n_held_out == 0 && config.data.evaluation_path.is_none() {
+        warn("patience_without_evaluation", "Early stopping needs held-out examples; none are held out.".into());
+    }
+    warnings
+}

@@ -1,0 +1,45 @@
+//! Runs: a folder per run, the loop that trains it, and everything that keeps its work safe.
+//!
+//! ```text
+//! RunConfig ── prepare: every refusal ──> RunFolder ── session: model, adapter, buffers ──> training: the loop
+//!                                            ^                                                 │
+//!                                            └── events.jsonl, checkpoints/<step>/ <───────────┘
+//! ```
+//!
+//! A run is begun by [`create`] or [`train`] and taken up, as often as needed, by [`resume`]; both go the same way from
+//! the run folder on. Nothing else writes into a run folder.
+
+mod checkpoint;
+mod control;
+mod cursor;
+mod detach;
+mod durable;
+mod error;
+mod eta;
+mod evaluation;
+mod events;
+mod inspection;
+pub mod interrupt;
+mod learner;
+mod lock;
+pub mod memory;
+pub mod output;
+mod prepare;
+pub mod process;
+mod schedule;
+mod session;
+pub mod store;
+#[cfg(test)]
+mod toy;
+mod training;
+
+pub use checkpoint::{Best, Checkpoints, State};
+pub use detach::detach;
+pub use error::{Error, FolderReason};
+pub use events::{Follower, History, Notice};
+pub use inspection::{InspectedDataset, InspectedExample, InspectedModel, InspectedToken, Inspection, inspect};
+pub use prepare::{Opened, sentence};
+pub use schedule::{Schedule, dropout_seed};
+pub use session::{Prompt, Resumed, ask_continue, ask_pause, ask_stop, create, load_adapter, prompts, resume, train};
+pub use store::{Inputs, RunFolder, RunRecord, RunState, RunSummary, list, runs_dir};
+pub use training::Outcome;

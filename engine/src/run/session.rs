@@ -1,0 +1,431 @@
+//! From a config or a run folder to a trained adapter: who opens what, and in which order.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use candle_core::Device;
+
+use super::checkpoint::{Checkpoints, State};
+use super::control::Control;
+use super::error::Error;
+use super::events::{Events, Notice, now_ms};
+use super::learner::{Learner, set_adapter};
+use super::lock::RunLock;
+use super::memory::MemoryMeter;
+use super::output;
+use super::prepare::{Opened, Prepared, Samples, check_unchanged, prepare};
+use super::store::{RunFolder, RunRecord};
+use super::training::{Answer, Outcome, Training};
+use crate::config::{FORMAT_VERSION, RunConfig};
+use crate::data::Sample;
+use crate::error::Explain;
+use crate::event::{FinishReason, TrainEvent};
+use crate::format;
+use crate::generate::{GenerateOptions, Generator};
+use crate::hardware::Hardware;
+use crate::model::{Adapter, Model, ModelSource};
+use crate::step::Trainer;
+
+/// Name of the file with the rows that are left out or cut.
+const PROBLEMS: &str = "problems.json";
+
+/// How [`resume`] ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resumed {
+    /// It trained.
+    Trained(Outcome),
+    /// There was nothing left to train; nothing was touched.
+    AlreadyFinished {
+        /// Steps done.
+        step: usize,
+        /// Step with the lowest evaluation loss.
+        best_step: Option<usize>,
+    },
+}
+
+/// Checks everything that can be refused and makes the folder of a new run, ready for [`resume`].
+///
+/// `out` is recorded for whoever exports when the run ends.
+///
+/// # Errors
+/// Every refusal comes before anything is written.
+pub fn create(
+    config: RunConfig,
+    hardware: &Hardware,
+    runs_dir: &Path,
+    out: Option<PathBuf>,
+    watcher: &mut dyn FnMut(Notice<'_>),
+) -> Result<RunFolder, Error> {
+    let mut events = Events::new(watcher);
+    let (folder, _) = begin(config, hardware, runs_dir, out, &mut events)?;
+    Ok(folder)
+}
+
+/// Makes a new run and trains it in this process.
+///
+/// # Errors
+/// As [`create`]; faults of the training itself are in the run's events too.
+pub fn train(
+    config: RunConfig,
+    hardware: &Hardware,
+    runs_dir: &Path,
+    out: Option<PathBuf>,
+    watcher: &mut dyn FnMut(Notice<'_>),
+) -> Result<(RunFolder, Outcome), Error> {
+    let mut events = Events::new(watcher);
+    let (folder, prepared) = begin(config, hardware, runs_dir, out, &mut events)?;
+    let lock = RunLock::take(folder.path(), folder.id())?;
+    // What is trained is what the file says, now as on every resume.
+    let record = folder.record()?;
+    let outcome = failing_loudly(&mut events, |events| {
+        events.attach(folder.path())?;
+        started(events, &folder, &record, 0, false)?;
+        let inputs = (prepared.opened, prepared.samples);
+        run(&folder, &record, inputs, None, prepared.plan.planned_bytes, events)
+    })?;
+    drop(lock);
+    Ok((folder, outcome))
+}
+
+/// Takes a run up from its newest complete checkpoint, or from its start where it has none.
+///
+/// # Errors
+/// Another process has the run; model or data changed; faults of the training itself.
+pub fn resume(folder: &RunFolder, watcher: &mut dyn FnMut(Notice<'_>)) -> Result<Resumed, Error> {
+    let lock = RunLock::take(folder.path(), folder.id())?;
+    let record = folder.record()?;
+    let checkpoints = folder.checkpoints();
+    let (state, faults) = checkpoints.newest();
+    let history = folder.history()?;
+    if let (Some(State { ended: Some(_), step, best, .. }), Some(TrainEvent::Finished { reason, .. })) =
+        (&state, history.last_turn().map(|line| &line.event))
+        && *reason != FinishReason::Stopped
+    {
+        return Ok(Resumed::AlreadyFinished { step: *step, best_step: best.map(|b| b.step) });
+    }
+    Control::new(folder.path()).clear()?;
+    let mut events = Events::new(watcher);
+    events.notice(Notice::Created(folder));
+    let outcome = failing_loudly(&mut events, |events| {
+        events.attach(folder.path())?;
+        started(events, folder, &record, state.as_ref().map_or(0, |s| s.step), history.last_turn().is_some())?;
+        for fault in faults {
+            events.warn("run.checkpoint_damaged", format!("A checkpoint is passed over: {fault}."))?;
+        }
+        check_unchanged(folder.id(), &record.given, &record.inputs)?;
+        events.phase("prepare_data")?;
+        let opened = Opened::open(&record.given, record.date.as_deref())?;
+        let samples = Samples::make(&opened, &record.given, &record.resolved)?;
+        run(folder, &record, (opened, samples), state, folder.plan()?.planned_bytes, events)
+    })?;
+    drop(lock);
+    Ok(Resumed::Trained(outcome))
+}
+
+fn begin(
+    config: RunConfig,
+    hardware: &Hardware,
+    runs_dir: &Path,
+    out: Option<PathBuf>,
+    events: &mut Events<'_>,
+) -> Result<(RunFolder, Prepared), Error> {
+    events.phase("prepare_data")?;
+    let out = match out {
+        Some(out) => {
+            output::check_empty(&out)?;
+            Some(std::path::absolute(&out).map_err(|e| Error::io(&out, e))?)
+        }
+        None => None,
+    };
+    let prepared = prepare(config, hardware, runs_dir)?;
+    output::check_space(runs_dir, "checkpoints and exports", prepared.plan.disk_bytes)?;
+    if let Some(out) = &out {
+        output::check_space(out, "the adapter", prepared.plan.disk.adapter_bytes)?;
+    }
+    events.notice(Notice::Planned(&prepared.plan));
+    let record = RunRecord {
+        version: FORMAT_VERSION,
+        engine: env!("CARGO_PKG_VERSION").into(),
+        created_ms: now_ms(),
+        date: prepared.opened.encoder.date(),
+        out,
+        given: prepared.config.clone(),
+        resolved: prepared.plan.settings.clone(),
+        inputs: prepared.inputs.clone(),
+    };
+    let folder = RunFolder::create(runs_dir, &record, &prepared.plan)?;
+    events.notice(Notice::Created(&folder));
+    Ok((folder, prepared))
+}
+
+fn started(
+    events: &mut Events<'_>,
+    folder: &RunFolder,
+    record: &RunRecord,
+    step: usize,
+    resumed: bool,
+) -> Result<(), Error> {
+    events.emit(TrainEvent::Started {
+        run_id: folder.id().into(),
+        pid: std::process::id(),
+        step,
+        n_steps: record.resolved.n_steps,
+        resumed,
+    })
+}
+
+/// Whatever fails is said in the events too, for those who watch from elsewhere.
+fn failing_loudly<T>(
+    events: &mut Events<'_>,
+    work: impl FnOnce(&mut Events<'_>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let result = work(events);
+    if let Err(e) = &result {
+        events.emit_at_any_rate(TrainEvent::Failed { error: e.report() });
+    }
+    result
+}
+
+/// Loads, allocates, restores and trains.
+fn run(
+    folder: &RunFolder,
+    record: &RunRecord,
+    (opened, samples): (Opened, Samples),
+    state: Option<State>,
+    planned_bytes: u64,
+    events: &mut Events<'_>,
+) -> Result<Outcome, Error> {
+    let settings = &record.resolved;
+    report_rows(folder, &opened, &samples, record, events)?;
+    // The processor is the only device of this engine.
+    let device = Device::Cpu;
+
+    events.phase("load_model")?;
+    let mut memory = MemoryMeter::start(planned_bytes);
+    let model = Model::load(&opened.source, &settings.lora, settings.base, &device)?;
+    let adapter =
+        Adapter::new(&model.shape, &settings.lora, settings.seed, &device).map_err(|e| Error::Model(e.into()))?;
+    events.phase("allocate")?;
+    let mut trainer = Trainer::new(model, adapter, settings)?;
+    memory.set_planned(trainer.planned_bytes());
+
+    let checkpoints = folder.checkpoints();
+    let saved_step = state.as_ref().map(|s| s.step);
+    if let Some(state) = &state {
+        let adapter = checkpoints.adapter(state.step, &device)?;
+        let optimizer = checkpoints.optimizer(state.step, &device)?;
+        trainer.restore(&adapter, &optimizer, state.optimizer_steps)?;
+    }
+    let state = state.unwrap_or_else(|| State::new(settings.seed));
+
+    let reserve_bytes = folder.plan()?.disk.checkpoint_bytes;
+    // A disk that ran nearly full since the last time may still take the checkpoints themselves.
+    let has_reserve = checkpoints.reserve(reserve_bytes).is_ok();
+    let prompts = Prompts::choose(&opened, &samples.held_out, settings.n_samples)?;
+    Training {
+        settings,
+        train: &samples.train,
+        held_out: &samples.held_out,
+        learner: &mut trainer,
+        answer: &mut |trainer| prompts.answer(trainer, &opened),
+        events,
+        checkpoints,
+        control: Control::new(folder.path()),
+        memory,
+        state,
+        saved_step,
+        reserve_bytes,
+        has_reserve,
+    }
+    .run()
+}
+
+/// Keeps the list of rows that are not trained as they stand with the run, and says so once.
+fn report_rows(
+    folder: &RunFolder,
+    opened: &Opened,
+    samples: &Samples,
+    record: &RunRecord,
+    events: &mut Events<'_>,
+) -> Result<(), Error> {
+    let problems = &samples.problems;
+    let path = folder.path().join(PROBLEMS);
+    if path.exists() {
+        // An earlier process has said it.
+        return Ok(());
+    }
+    if let Some(first) = problems.first() {
+        let n_rows = opened.dataset.n_rows + opened.held_out.as_ref().map_or(0, |d| d.n_rows);
+        let cut = match samples.n_truncated {
+            0 => String::new(),
+            n => format!(", {} of them cut to {} tokens", format::count(n), record.resolved.length),
+        };
+        let long = match samples.n_dropped_long {
+            0 => String::new(),
+            n => format!(", {} of them longer than {} tokens", format::count(n), record.resolved.length),
+        };
+        events.warn(
+            "data.rows_reported",
+            format!(
+                "{} of {} rows are not trained as they stand{cut}{long}; the first is {first}. All are listed in {PROBLEMS} \
+                 of the run.",
+                format::count(problems.len()),
+                format::count(n_rows),
+            ),
+        )?;
+    }
+    if samples.held_out.is_empty() && record.given.evaluation.fraction > 0.0 {
+        let n = samples.train.len();
+        let message = format!(
+            "Nothing is held out of {}, so nothing is evaluated and the last step counts as the best.",
+            format::counted(n, "example")
+        );
+        events.warn("run.no_evaluation", message)?;
+    }
+    folder.write_json(PROBLEMS, problems)
+}
+
+/// Held-out prompts that are answered at each evaluation.
+struct Prompts {
+    ids: Vec<Vec<u32>>,
+    /// Prompt and wanted answer, readable.
+    texts: Vec<(String, String)>,
+    max_new_tokens: usize,
+}
+
+impl Prompts {
+    fn choose(opened: &Opened, held_out: &[Sample], n: usize) -> Result<Self, Error> {
+        let dataset = opened.held_out.as_ref().unwrap_or(&opened.dataset);
+        let mut prompts = Prompts { ids: Vec::new(), texts: Vec::new(), max_new_tokens: 0 };
+        for sample in held_out {
+            if prompts.ids.len() == n {
+                break;
+            }
+            let Ok(i) = dataset.examples.binary_search_by_key(&sample.row, |e| e.row) else { continue };
+            let Some((ids, prompt, wanted)) = opened.encoder.prompt_of(&dataset.examples[i])? else { continue };
+            // A byte count is a fair bound: few tokens are shorter than two bytes.
+            let n_new = (wanted.len() / 2 + 8).clamp(16, 64);
+            if ids.len() + n_new > opened.source.shape().max_positions {
+                continue;
+            }
+            prompts.max_new_tokens = prompts.max_new_tokens.max(n_new);
+            prompts.ids.push(ids);
+            prompts.texts.push((prompt, wanted));
+        }
+        Ok(prompts)
+    }
+
+    fn answer(&self, trainer: &Trainer, opened: &Opened) -> Result<Vec<Answer>, Error> {
+        if self.ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let options = GenerateOptions {
+            max_new_tokens: self.max_new_tokens,
+            temperature: 0.0,
+            top_p: 1.0,
+            seed: 0,
+            stop_ids: opened.encoder.stop_ids().to_vec(),
+        };
+        let mut generator = Generator::new(trainer.model(), Some(trainer.adapter()))?;
+        let answers = generator.generate(&self.ids, &options, &mut |_, _| ControlFlow::Continue(()))?;
+        let answers = answers.iter().zip(&self.texts).map(|(ids, (prompt, wanted))| Answer {
+            prompt: prompt.clone(),
+            answer: opened.encoder.decode(ids, true),
+            wanted: wanted.clone(),
+        });
+        Ok(answers.collect())
+    }
+}
+
+/// A prompt of a run's data with the answer that the file gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// As the model gets it.
+    pub input_ids: Vec<u32>,
+    /// As people read it.
+    pub text: String,
+    /// The answer in the file.
+    pub wanted: String,
+}
+
+/// Up to `n` prompts of a run's held-out examples, of its training examples where nothing is held out.
+///
+/// # Errors
+/// Model or data cannot be opened any more.
+pub fn prompts(record: &RunRecord, n: usize) -> Result<Vec<Prompt>, Error> {
+    let opened = Opened::open(&record.given, record.date.as_deref())?;
+    let samples = Samples::make(&opened, &record.given, &record.resolved)?;
+    let mut chosen = Prompts::choose(&opened, &samples.held_out, n)?;
+    if chosen.ids.is_empty() && opened.held_out.is_none() {
+        chosen = Prompts::choose(&opened, &samples.train, n)?;
+    }
+    let prompts = chosen.ids.into_iter().zip(chosen.texts);
+    Ok(prompts.map(|(input_ids, (text, wanted))| Prompt { input_ids, text, wanted }).collect())
+}
+
+/// Puts the adapter of a run's checkpoint into memory: of `step`, or the best one, or the newest where none was
+/// evaluated. Returns it with its step.
+///
+/// # Errors
+/// There is no such complete checkpoint.
+pub fn load_adapter(
+    folder: &RunFolder,
+    record: &RunRecord,
+    source: &ModelSource,
+    step: Option<usize>,
+) -> Result<(Adapter, usize), Error> {
+    let checkpoints = folder.checkpoints();
+    let none = || Error::NoCheckpoint { id: folder.id().into(), step };
+    let step = match step {
+        Some(step) if checkpoints.steps().contains(&step) => step,
+        Some(_) => return Err(none()),
+        None => best_step(&checkpoints).ok_or_else(none)?,
+    };
+    checkpoints.verify(step)?;
+    let device = Device::Cpu;
+    let saved = checkpoints.adapter(step, &device)?;
+    let mut adapter = Adapter::new(source.shape(), &record.resolved.lora, record.resolved.seed, &device)
+        .map_err(|e| Error::Model(e.into()))?;
+    set_adapter(&mut adapter, &saved)?;
+    Ok((adapter, step))
+}
+
+/// Step of the best complete checkpoint; the newest where none was evaluated or the best is gone.
+fn best_step(checkpoints: &Checkpoints) -> Option<usize> {
+    let (state, _) = checkpoints.newest();
+    let state = state?;
+    let best = state.best.map(|b| b.step).filter(|&step| checkpoints.verify(step).is_ok());
+    Some(best.unwrap_or(state.step))
+}
+
+/// Asks the process that trains a run for a checkpoint and an end.
+///
+/// # Errors
+/// No process trains it.
+pub fn ask_stop(folder: &RunFolder) -> Result<(), Error> {
+    running(folder)?.ask_stop()
+}
+
+/// Asks the process that trains a run to hold.
+///
+/// # Errors
+/// No process trains it.
+pub fn ask_pause(folder: &RunFolder) -> Result<(), Error> {
+    running(folder)?.ask_pause()
+}
+
+/// Lets a paused run go on.
+///
+/// # Errors
+/// No process trains it.
+pub fn ask_continue(folder: &RunFolder) -> Result<(), Error> {
+    running(folder)?.ask_continue()
+}
+
+fn running(folder: &RunFolder) -> Result<Control, Error> {
+    if folder.is_running() {
+        Ok(Control::new(folder.path()))
+    } else {
+        Err(Error::NotRunning { id: folder.id().into() })
+    }
+}

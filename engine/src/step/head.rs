@@ -1,0 +1,42 @@
+//! Output head and loss: supervised rows only, in chunks, the gradient in place of the logits.
+
+use candle_core::{Result, Tensor};
+
+use super::Pass;
+use crate::ops::cross_entropy::{cross_entropy, cross_entropy_backward};
+use crate::ops::gemm::{Write, gemm};
+use crate::ops::rms_norm::{rms_norm, rms_norm_backward};
+use crate::ops::rows::{gather, scatter};
+
+impl Pass<'_> {
+    /// Summed loss of the supervised rows in nats. With `gradient_scale`, also writes the gradient by the last layer's output
+    /// into those rows of the residual gradient (which must be clear elsewhere).
+    pub(super) fn head(&self, gradient_scale: Option<f32>) -> Result<f64> {
+        let (model, batch, head) = (self.model, &self.batch, &self.batch.head);
+        let eps = model.shape.rms_eps;
+        let output = &batch.inputs[model.shape.n_layers];
+        let n = batch.rows.elem_count();
+        for start in (0..n).step_by(head.n_rows) {
+            let len = head.n_rows.min(n - start);
+            let chunk = |t: &Tensor| t.narrow(0, start, len);
+            let rows = chunk(&batch.rows)?;
+            let (labels, stats) = (chunk(&batch.labels)?, chunk(&batch.stats)?);
+            let first = |t: &Tensor| t.narrow(0, 0, len);
+            let (x, norm, logits) = (first(&head.input)?, first(&head.norm)?, first(&head.logits)?);
+            gather(&x, output, &rows)?;
+            rms_norm(&norm, &x, &model.final_norm, eps)?;
+            gemm(&logits, &norm, &model.head.t()?, 1.0, Write::Set)?;
+            cross_entropy(&stats, &logits, &labels)?;
+            let Some(scale) = gradient_scale else { continue };
+            cross_entropy_backward(&logits, &stats, &labels, scale)?;
+            let dx = first(&head.gradient)?;
+            gemm(&norm, &logits, &model.head, 1.0, Write::Set)?;
+            rms_norm_backward(&dx, &norm, &x, &model.final_norm, eps, false)?;
+            let gradient = batch.gradient.narrow(1, 0, model.shape.hidden)?;
+            scatter(&gradient, &dx, &rows)?;
+        }
+        // The only value a micro-batch brings back to the host.
+        let losses: Vec<f32> = batch.stats.narrow(1, 1, 1)?.flatten_all()?.to_vec1()?;
+        Ok(losses.iter().map(|&loss| loss as f64).sum())
+    }
+}

@@ -1,0 +1,262 @@
+//! One training step: a batch in, gradients and an updated adapter out.
+//!
+//! Forward and backward are written by hand in the order the mathematics is taught (`block.rs`, `head.rs`), over buffers that
+//! were all allocated before the first step (`buffers.rs`). Nothing here knows files or events.
+
+mod block;
+mod buffers;
+mod head;
+
+use std::collections::HashMap;
+
+use candle_core::Tensor;
+
+use crate::config::{OptimizerKind, Settings};
+use crate::data::Batch;
+use crate::error::Explain;
+use crate::model::{Adapter, Model};
+use crate::ops::adamw::{Moments, Update, adamw};
+use crate::ops::attention::Heads;
+use crate::ops::grad_norm::{clip_factor, sum_of_squares};
+use crate::ops::rows::gather;
+use crate::ops::upload::{clear, upload};
+use crate::plan::layout::{Layout, layout};
+use buffers::{Batched, Buffers};
+
+/// Why a step could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A micro-batch larger than the buffers.
+    #[error("a micro-batch of {n_tokens} tokens does not fit the {max_tokens} that the buffers were planned for")]
+    TooManyTokens {
+        /// Tokens given.
+        n_tokens: usize,
+        /// Tokens planned for.
+        max_tokens: usize,
+    },
+    /// A document longer than the table of rotations.
+    #[error("a document of {n_tokens} tokens is longer than the planned length {length}")]
+    TooLong {
+        /// Longest document given.
+        n_tokens: usize,
+        /// Length planned for.
+        length: usize,
+    },
+    /// A gradient that is NaN or infinite; nothing was updated.
+    #[error("the gradient of {module} in layer {layer} is not finite")]
+    NotFinite {
+        /// First layer (from the output) with such a gradient.
+        layer: usize,
+        /// Its linear layer.
+        module: &'static str,
+    },
+    /// The tensor library refused.
+    #[error("an operation failed: {0}")]
+    Tensor(#[from] candle_core::Error),
+}
+
+impl Explain for Error {
+    fn code(&self) -> &'static str {
+        match self {
+            Error::TooManyTokens { .. } => "step.too_many_tokens",
+            Error::TooLong { .. } => "step.too_long",
+            Error::NotFinite { .. } => "step.not_finite",
+            Error::Tensor(_) => "step.tensor",
+        }
+    }
+
+    fn next_step(&self) -> String {
+        match self {
+            Error::TooManyTokens { .. } | Error::TooLong { .. } => {
+                "Plan the run again with this length and micro-batch.".into()
+            }
+            Error::NotFinite { .. } => {
+                "The last checkpoint is safe. Lower the learning rate or clip gradients, then resume.".into()
+            }
+            Error::Tensor(_) => "This is a fault in Hearth. Report it with the run's engine.log.".into(),
+        }
+    }
+}
+
+/// What an optimizer step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepStats {
+    /// Global gradient norm before clipping.
+    pub grad_norm: f64,
+}
+
+/// A model, its adapter and everything needed to train it.
+pub struct Trainer {
+    model: Model,
+    adapter: Adapter,
+    settings: Settings,
+    layout: Layout,
+    buffers: Buffers,
+    gradients: Tensor,
+    moments: Moments,
+    optimizer_steps: usize,
+}
+
+/// One micro-batch on its way through the blocks.
+struct Pass<'a> {
+    model: &'a Model,
+    adapter: &'a Adapter,
+    gradients: &'a Tensor,
+    batch: Batched,
+    heads: Heads,
+    /// Key and probability of this pass's dropout; none in evaluation.
+    dropout: Option<(u64, f32)>,
+}
+
+impl Trainer {
+    /// Allocates every buffer of the layout. `model` must have been loaded for the adapter's ranks.
+    pub fn new(model: Model, adapter: Adapter, settings: &Settings) -> Result<Self, Error> {
+        let layout = layout(&model.shape, settings);
+        let device = model.device().clone();
+        let n = adapter.n_params();
+        let gradients = Tensor::zeros(n, candle_core::DType::F32, &device)?;
+        let moments = match settings.optimizer {
+            OptimizerKind::AdamW32 => Moments::f32(n, &device)?,
+            OptimizerKind::AdamW8 => Moments::u8(n, &device)?,
+        };
+        let buffers = Buffers::new(&model, &layout, settings)?;
+        model.place_adapter(&adapter)?;
+        let settings = settings.clone();
+        Ok(Self { model, adapter, settings, layout, buffers, gradients, moments, optimizer_steps: 0 })
+    }
+
+    /// Forward and backward of one micro-batch; gradients are added to those of the step's other micro-batches.
+    ///
+    /// `n_supervised_step` is the number of supervised tokens of the whole optimizer step, by which every loss is divided, so that
+    /// 1 x 8 and 8 x 1 train the same. `dropout_seed` must be unique to step and micro-batch. Returns the summed loss in nats.
+    pub fn micro_batch(&mut self, batch: &Batch, n_supervised_step: usize, dropout_seed: u64) -> Result<f64, Error> {
+        let dropout = (self.settings.lora.dropout > 0.0).then_some((dropout_seed, self.settings.lora.dropout));
+        let pass = self.pass(batch, dropout)?;
+        for layer in 0..self.model.shape.n_layers {
+            pass.forward(layer)?;
+        }
+        clear(&pass.batch.gradient)?;
+        let loss = pass.head(Some(1.0 / n_supervised_step as f32))?;
+        for layer in (0..self.model.shape.n_layers).rev() {
+            pass.backward(layer)?;
+        }
+        Ok(loss)
+    }
+
+    /// Forward of one micro-batch without dropout or gradients. Returns the summed loss in nats.
+    pub fn evaluate(&mut self, batch: &Batch) -> Result<f64, Error> {
+        let pass = self.pass(batch, None)?;
+        for layer in 0..self.model.shape.n_layers {
+            pass.forward(layer)?;
+        }
+        Ok(pass.head(None)?)
+    }
+
+    fn pass(&self, batch: &Batch, dropout: Option<(u64, f32)>) -> Result<Pass<'_>, Error> {
+        let n_tokens = batch.n_tokens();
+        if n_tokens > self.layout.max_tokens {
+            return Err(Error::TooManyTokens { n_tokens, max_tokens: self.layout.max_tokens });
+        }
+        let longest = batch.cu_seqlens.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0);
+        if longest > self.settings.length {
+            return Err(Error::TooLong { n_tokens: longest, length: self.settings.length });
+        }
+        let on_device = self.buffers.batch(batch)?;
+        upload(&on_device.input_ids, &batch.input_ids)?;
+        upload(&on_device.positions, &batch.positions)?;
+        upload(&on_device.cu_seqlens, &batch.cu_seqlens)?;
+        upload(&on_device.rows, &batch.rows)?;
+        upload(&on_device.labels, &batch.labels)?;
+        gather(&on_device.inputs[0], &self.model.embedding, &on_device.input_ids)?;
+        let shape = &self.model.shape;
+        let heads = Heads { n_heads: shape.n_heads, n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim };
+        Ok(Pass {
+            model: &self.model,
+            adapter: &self.adapter,
+            gradients: &self.gradients,
+            batch: on_device,
+            heads,
+            dropout,
+        })
+    }
+
+    /// Clips, updates the adapter and clears the gradients. Where a gradient is not finite nothing is updated.
+    pub fn optimizer_step(&mut self, learning_rate: f64) -> Result<StepStats, Error> {
+        let norm = sum_of_squares(&self.gradients)?.sqrt();
+        if !norm.is_finite() {
+            return Err(self.blame()?);
+        }
+        let s = &self.settings;
+        let update = Update {
+            learning_rate,
+            beta1: s.beta1,
+            beta2: s.beta2,
+            epsilon: s.epsilon,
+            weight_decay: s.weight_decay,
+            step: self.optimizer_steps + 1,
+            gradient_scale: clip_factor(norm, s.max_grad_norm),
+        };
+        adamw(self.adapter.flat(), &self.gradients, &self.moments, &update)?;
+        self.optimizer_steps += 1;
+        self.model.place_adapter(&self.adapter)?;
+        clear(&self.gradients)?;
+        Ok(StepStats { grad_norm: norm })
+    }
+
+    /// The last layer (the first the backward pass met) whose gradient is not finite.
+    fn blame(&self) -> Result<Error, Error> {
+        let mut names: Vec<_> = self.adapter.names().collect();
+        names.reverse();
+        let gradients = self.adapter.with_flat(self.gradients.clone());
+        for (layer, target) in names {
+            let values = [gradients.a(layer, target), gradients.b(layer, target)];
+            if values.iter().flatten().flatten().any(|g| !g.is_finite()) {
+                return Ok(Error::NotFinite { layer, module: target.module() });
+            }
+        }
+        Ok(Error::NotFinite { layer: 0, module: "the whole adapter" })
+    }
+
+    /// The adapter as it is now.
+    pub fn adapter(&self) -> &Adapter {
+        &self.adapter
+    }
+
+    /// The frozen base.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Gradients summed so far, by the adapter's names.
+    pub fn gradients(&self) -> Adapter {
+        self.adapter.with_flat(self.gradients.clone())
+    }
+
+    /// Replaces the adapter's values, as a resumed run does.
+    pub fn load_adapter(&mut self, adapter: Adapter) -> Result<(), Error> {
+        crate::ops::lora::place(self.adapter.flat(), adapter.flat())?;
+        Ok(self.model.place_adapter(&self.adapter)?)
+    }
+
+    /// Optimizer state by name: the live buffers, not copies.
+    pub fn optimizer_tensors(&self) -> Vec<(String, Tensor)> {
+        self.moments.tensors().into_iter().map(|(name, tensor)| (name.to_string(), tensor.clone())).collect()
+    }
+
+    /// Replaces the optimizer's state after `steps` steps.
+    pub fn load_optimizer(&mut self, tensors: &HashMap<String, Tensor>, steps: usize) -> Result<(), Error> {
+        self.moments.load(tensors)?;
+        self.optimizer_steps = steps;
+        Ok(())
+    }
+
+    /// Optimizer steps done.
+    pub fn optimizer_steps(&self) -> usize {
+        self.optimizer_steps
+    }
+
+    /// Bytes of all buffers, as planned.
+    pub fn planned_bytes(&self) -> u64 {
+        self.layout.bytes()
+    }
+}
