@@ -1,0 +1,175 @@
+/** How the search for NVIDIA cards ended. */
+export const zhCardOutcomes: Record<string, readonly [string, string]> = {
+  driver_mismatch: ["NVIDIA 驱动与已安装的库版本不一致。", "重新启动电脑。"],
+  no_driver: ["没有响应的 NVIDIA 驱动。", ""],
+  no_devices: ["驱动有响应，但没有找到显卡。", ""],
+  no_report: ["驱动没有给出可读的回答。", ""],
+  timed_out: ["驱动没有及时回答。", "稍后重新检查。"],
+  absent: ["没有安装 NVIDIA 驱动。", ""],
+};
+
+/** Error codes: what failed, what to do. A code that is not here is shown in the engine's words. */
+export const zhErrors: Record<string, readonly [string, string]> = {
+  "plan.does_not_fit": ["这个运行放不下。", ""],
+  "plan.batch_contradiction": ["批次的三个数互相矛盾。", "去掉其中一个。"],
+  "plan.batch_not_divisible": ["有效批次不能整除。", "换一个能整除的值，或留空。"],
+  "plan.out_of_range": ["有一个设置超出了允许的范围。", "改到允许的范围内。"],
+  "plan.no_targets": ["没有选择要训练的线性层。", "至少选择一个。"],
+  "plan.length_past_model": ["文本长度超过了模型的上限。", "选择更短的长度，或留空。"],
+  "plan.no_examples": ["数据里没有可用的样本。", "查看数据页列出的问题，每一条都有行号和原因。"],
+  "plan.nothing_learned": ["没有任何词元参与学习。", "查看样本预览：只有回答会被学习。"],
+  "plan.all_too_long": ["所有样本都超过了长度上限。", "增大长度，或选择截断。"],
+  "plan.all_held_out": ["所有样本都被留作评估。", "降低留出比例，或增加样本。"],
+  "run.config": ["运行的设置有误。", "修改后再开始。"],
+  "run.not_found": ["没有这个运行。", "在运行列表中选择。"],
+  "run.busy": ["另一个进程正在使用这个运行。", "等它结束，或先停止它。"],
+  "run.not_running": ["这个运行没有在进行。", "可以恢复它。"],
+  "run.no_checkpoint": ["这个运行还没有检查点。", "恢复训练，直到保存第一个检查点。"],
+  "run.disk_too_small": ["磁盘空间不足以保存检查点。", "腾出空间，或把运行放到另一块磁盘。"],
+  "run.disk_full": ["磁盘已满。", "腾出空间后恢复运行，已保存的内容是安全的。"],
+  "run.io": ["文件无法读写。", "检查文件是否存在、是否有权限。"],
+  "run.input_changed": ["模型或数据在运行开始后被改动。", "恢复原来的文件，或开始新的运行。"],
+  "run.damaged": ["运行文件夹已损坏。", "删除损坏的文件，或开始新的运行。"],
+  "run.nothing_to_learn": ["没有可以学习的内容。", "查看数据页的预览。"],
+  "run.does_not_fit": ["这个运行放不下。", "按方案页的建议修改。"],
+  "run.not_finite": ["损失变成了无效数值，训练已停止。", "降低学习率后恢复。"],
+  "window.engine_missing": ["找不到引擎程序 hearth。", "重新安装 Hearth，或设置 HEARTH_ENGINE。"],
+  "window.engine_ended": ["引擎意外结束。", "重试一次。"],
+  "window.engine_output": ["引擎的回答无法读取。", "重试一次。"],
+};
+
+/** Memory items by their label, else by their stable name. */
+export const zhItems: Record<string, string> = {
+  "Base weights, f32": "基座权重（f32）",
+  "Base weights, NF4": "基座权重（NF4）",
+  embeddings: "词嵌入（f32）",
+  head: "输出层（f32）",
+  norms: "归一化",
+  adapter: "LoRA 适配器（f32）",
+  gradients: "梯度（f32）",
+  "Optimizer state, 32-bit": "优化器状态（32 位）",
+  "Optimizer state, 8-bit": "优化器状态（8 位）",
+  kept: "保留的激活值",
+  workspace: "层与损失工作区",
+  inputs: "批次与位置",
+  slot: "反量化缓冲区",
+  runtime: "线程与运行库",
+};
+
+/** Short phrases without values. */
+export const zhPhrases: Record<string, string> = {
+  messages: "对话消息",
+  sharegpt: "ShareGPT 对话",
+  alpaca: "Alpaca 指令",
+  prompt_completion: "提示与回答",
+  text: "纯文本",
+  columns: "自定义列",
+};
+
+/** Kinds of problems with rows. */
+export const zhProblems: Record<string, string> = {
+  json_incomplete: "行不完整",
+  json_invalid: "不是 JSON",
+  not_an_object: "不是对象",
+  wrong_type: "字段类型不对",
+  field_count: "列数不对",
+  unclosed_quote: "引号没有闭合",
+  text_after_quote: "闭合引号后还有文字",
+  lone_surrogate: "字符损坏",
+  no_conversation: "没有对话",
+  empty_conversation: "对话为空",
+  no_assistant_turn: "没有可以学习的回答",
+  empty_prompt: "问题为空",
+  empty_answer: "回答为空",
+  empty_text: "文本为空",
+  turn: "有一轮对话无法读取",
+  tools: "工具描述无法读取",
+  tool_arguments: "工具调用无法读取",
+  template_refused: "对话模板拒绝这一行",
+  template_failed: "对话模板处理失败",
+  tokenizer: "无法转换为词元",
+  mask: "找不到要学习的部分",
+  nothing_learned: "没有可以学习的内容",
+  too_long: "超过长度上限",
+  cut: "按上限截断",
+};
+
+/** Reasons of settings, by their code. */
+export const zhReasons: Record<string, string> = {
+  "rank.small": "可学的不多：适合单一任务或内存紧张时。",
+  "rank.usual": "足以学会语气、格式和一项任务。",
+  "rank.large": "能学会新的习惯；多数任务用不到。",
+  "rank.very_large": "很少比 64 更好，而且更慢。",
+  "length.covers_all": "最长的样本也完整放得下。",
+  "length.covers_share": "大多数样本完整放得下。",
+  "length.fixed": "按您的选择。",
+  "packing.short_examples": "样本较短：拼在一起训练，互相看不见。",
+  "packing.long_examples": "样本较长：每个序列一条，没有填充。",
+  "packing.fixed": "按您的选择。",
+  "batch.few_examples": "样本不多：每一条都算一步。",
+  "batch.at_once": "一次就放得下。",
+  "batch.accumulated": "累积的小批次与一个大批次训练效果相同。",
+  "batch.fixed": "按您的选择。",
+  "recompute.free_memory": "全部保留也放得下，不做重复计算。",
+  "recompute.part": "全部保留放不下；保留注意力，其余重算。",
+  "recompute.tight": "内存紧张：只保留每层的输入。结果完全相同。",
+  "recompute.fixed": "按您的选择；各种方式结果相同。",
+  "optimizer.small_state": "状态很小，用 32 位。",
+  "optimizer.large_state": "状态较大，用 8 位。",
+  "optimizer.fixed": "按您的选择。",
+  "base.fixed": "按您的选择。适配器、求和与损失始终是 32 位。",
+  "base.fits": "原始精度放得下，不做任何舍入。",
+  "base.tight": "原始精度放不下。求和与损失仍是 32 位。",
+  "learning_rate.usual": "LoRA 的常用值。",
+  "learning_rate.fixed": "按您的选择。",
+  "epochs.usual": "样本不多，多看几轮；保留最佳评估。",
+  "epochs.fixed": "按您的选择。",
+  "evaluation.off": "没有留出样本，不做评估。",
+  "evaluation.held_out": "留出一部分样本，从不参与训练。",
+  "evaluation.file": "用您指定的评估文件。",
+};
+
+/** What another value does where no plan says it, by setting. */
+export const zhChanges: Record<string, string> = {
+  learning_rate: "更低：学得更慢，忘得更少。",
+  warmup: "更长：起步更平缓。",
+};
+
+/** Values of counterfactuals. */
+export const zhSettings: readonly (readonly [RegExp, (match: RegExpExecArray) => string])[] = [
+  [/^Rank (.+)$/i, (m) => `秩 ${m[1]}`],
+  [/^([\d,]+) tokens$/i, (m) => `${m[1]} 个词元`],
+  [/^([\d,]+) steps?$/i, (m) => `${m[1]} 步`],
+  [/^Every ([\d,]+) steps?$/i, (m) => `每 ${m[1]} 步`],
+  [/^Nothing \(N\)$/, () => "不重算（N）"],
+  [/^Part \(C1\)$/, () => "部分重算（C1）"],
+  [/^Most \(C0\)$/, () => "大部分重算（C0）"],
+  [/^32-bit base$/, () => "32 位基座"],
+  [/^NF4 base$/, () => "NF4 基座"],
+  [/^([\d.]+)$/, (m) => `${m[1]} 轮`],
+  [/^(one by one)$/i, () => "逐条"],
+  [/^packed$/i, () => "打包"],
+  [/^8-bit$/i, () => "8 位"],
+  [/^32-bit$/i, () => "32 位"],
+];
+
+/** Warnings of a plan, by their code. */
+export const zhWarnings: Record<string, string> = {
+  many_too_long: "许多样本超过长度上限。",
+  few_examples: "样本很少，可能被背下来而不是学会。",
+  rank_over_width: "秩超过了层的宽度。",
+  card_not_used: "电脑里有显卡，但此版本在处理器上训练。",
+};
+
+/** Checks of a proof, by their code. */
+export const zhChecks: Record<string, string> = {
+  loads: "从磁盘重新载入",
+  tokenizer: "词元编号",
+  weights: "权重",
+  change: "相对基座的变化",
+  tuned: "微调与基座的差异",
+  logits: "最大对数几率差",
+  divergence: "平均散度",
+  top1: "最可能的词元",
+  greedy: "贪心回答",
+};

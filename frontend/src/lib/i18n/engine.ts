@@ -1,0 +1,163 @@
+/**
+ * The engine speaks English. Where the window knows a code or a name it says it in the window's language; what carries
+ * values it does not know stays in the engine's own sentence.
+ */
+
+import type { CardReport } from "$lib/bindings/CardReport";
+import type { ErrorReport } from "$lib/bindings/ErrorReport";
+import type { PlanWarning } from "$lib/bindings/PlanWarning";
+import type { Reason } from "$lib/bindings/Reason";
+import type { Remedy } from "$lib/bindings/Remedy";
+import type { Formatter, Lang } from "$lib/format";
+
+import {
+  zhCardOutcomes,
+  zhChanges,
+  zhChecks,
+  zhErrors,
+  zhItems,
+  zhPhrases,
+  zhProblems,
+  zhReasons,
+  zhSettings,
+  zhWarnings,
+} from "./engine-zh";
+import { en } from "./en";
+
+export interface Explained {
+  message: string;
+  next_step: string;
+  /** The engine's sentence with the values, where `message` is ours. */
+  original: string | null;
+}
+
+export function explain(error: ErrorReport, lang: Lang): Explained {
+  const known = lang === "zh" ? zhErrors[error.code] : undefined;
+  if (known === undefined) return { message: error.message, next_step: error.next_step, original: null };
+  return { message: known[0], next_step: known[1] || error.next_step, original: error.message };
+}
+
+/** Label of a memory item. */
+export function itemLabel(name: string, label: string, lang: Lang): string {
+  return lang === "zh" ? (zhItems[label] ?? zhItems[name] ?? label) : label;
+}
+
+/** A phrase of the engine that has no values in it, such as the name of a format. */
+export function phrase(text: string, lang: Lang): string {
+  return (lang === "zh" ? zhPhrases[text] : enPhrases[text]) ?? text;
+}
+
+const enPhrases: Record<string, string> = {
+  messages: "chat messages",
+  sharegpt: "ShareGPT conversations",
+  alpaca: "Alpaca instructions",
+  prompt_completion: "prompt and completion",
+  text: "plain text",
+  columns: "own columns",
+};
+
+/** Name of a kind of problem with a row; null where only the engine has words for it. */
+export function problemTitle(code: string, lang: Lang): string | null {
+  return (lang === "zh" ? zhProblems[code] : enProblems[code]) ?? null;
+}
+
+const enProblems: Record<string, string> = {
+  json_incomplete: "Row ends too early",
+  json_invalid: "Row is not JSON",
+  not_an_object: "Row is not an object",
+  wrong_type: "Field of the wrong type",
+  field_count: "Wrong number of columns",
+  unclosed_quote: "Quote is not closed",
+  text_after_quote: "Text after a closing quote",
+  lone_surrogate: "Broken character",
+  no_conversation: "No conversation in the row",
+  empty_conversation: "Conversation is empty",
+  no_assistant_turn: "No answer to learn",
+  empty_prompt: "Question is empty",
+  empty_answer: "Answer is empty",
+  empty_text: "Text is empty",
+  turn: "Turn cannot be read",
+  tools: "Tool description cannot be read",
+  tool_arguments: "Tool call cannot be read",
+  template_refused: "Chat template refuses the row",
+  template_failed: "Chat template fails on the row",
+  tokenizer: "Cannot be turned into tokens",
+  mask: "Learned part cannot be found",
+  nothing_learned: "Nothing would be learned",
+  too_long: "Longer than the limit",
+  cut: "Cut to the limit",
+};
+
+/** Why a setting is what it is. */
+export function reasonWords(reason: Reason, lang: Lang): string {
+  return lang === "zh" ? (zhReasons[reason.code] ?? reason.why) : reason.why;
+}
+
+/** What another value would do: said from its numbers, where there are numbers. */
+export function changeWords(reason: Reason, lang: Lang, f: Formatter): string {
+  const { change } = reason;
+  if (lang !== "zh") return reason.if_changed;
+  if (change === null) return zhChanges[reason.setting] ?? reason.if_changed;
+  const signed = (n: number, words: string) => `${n < 0 ? "−" : "+"}${words}`;
+  const parts: string[] = [];
+  if (change.bytes !== 0) parts.push(signed(change.bytes, f.file(Math.abs(change.bytes))));
+  if (Math.abs(change.time_s) >= 1) parts.push(signed(change.time_s, f.duration(Math.abs(change.time_s))));
+  if (change.n_over_length !== 0)
+    parts.push(`超长样本 ${signed(change.n_over_length, f.count(Math.abs(change.n_over_length)))} 条`);
+  if (!change.fits) parts.push("放不下");
+  return `${zhValue(change.value)}：${parts.length > 0 ? parts.join("，") : "没有变化"}`;
+}
+
+/** "Rank 32" → "秩 32": the values of counterfactuals, as far as they are known. */
+function zhValue(value: string): string {
+  for (const [pattern, words] of zhSettings) {
+    const match = pattern.exec(value);
+    if (match) return words(match);
+  }
+  return value;
+}
+
+export function remedyWords(remedy: Remedy, lang: Lang, f: Formatter): string {
+  if (lang !== "zh") return remedy.words;
+  const saves = remedy.saves_bytes > 0 ? `，省 ${f.file(remedy.saves_bytes)}` : "";
+  const enough = remedy.enough ? "，这样就放得下" : "";
+  switch (remedy.setting) {
+    case "data.length":
+      return `长度设为 ${remedy.value}${saves}${enough}。`;
+    case "lora.rank":
+      return `LoRA 秩设为 ${remedy.value}${saves}${enough}。`;
+    case "micro_batch":
+      return `一次 ${remedy.value} 条序列${saves}${enough}。`;
+    case "base":
+      return `基座使用 ${remedy.value.toUpperCase()}${saves}${enough}。`;
+    case "recompute":
+      return `重算更多${saves}${enough}。`;
+    case "other_programs":
+      return `关闭其他程序${saves}${enough}。`;
+    case "model":
+      return `换一个更小的模型${saves}${enough}。`;
+    default:
+      return remedy.words;
+  }
+}
+
+/** How the search for cards ended: what was found, and what can be done. */
+export function cardReport(report: CardReport, lang: Lang): [string, string] {
+  const known = lang === "zh" ? zhCardOutcomes[report.outcome] : undefined;
+  return known === undefined ? [report.message, report.next_step] : [known[0], known[1]];
+}
+
+/** Name of a check of a proof. */
+export function checkName(code: string, name: string, lang: Lang): string {
+  return lang === "zh" ? (zhChecks[code] ?? name) : name;
+}
+
+export function warningWords(warning: PlanWarning, lang: Lang): string {
+  return lang === "zh" ? (zhWarnings[warning.code] ?? warning.message) : warning.message;
+}
+
+/** Name of what the engine is doing. */
+export function phaseWords(name: string | null, phases: Record<string, string>): string {
+  if (name === null) return "";
+  return phases[name] ?? en.train.phase[name] ?? name.replace(/_/g, " ");
+}

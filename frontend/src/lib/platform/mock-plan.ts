@@ -1,0 +1,285 @@
+import type { Plan } from "$lib/bindings/Plan";
+import type { Reason } from "$lib/bindings/Reason";
+import type { RunConfig } from "$lib/bindings/RunConfig";
+
+import type { PlanRequest } from "./types";
+
+const GIB = 2 ** 30;
+const MIB = 2 ** 20;
+
+/** A plan in the engine's form with figures that follow the settings roughly; for page tests only. */
+export function mockPlan(request: PlanRequest): Plan {
+  const { config } = request;
+  const hardware = request.hardware;
+  const card = hardware.train_on === "card" ? hardware.cards[0] : undefined;
+  const rank = config.lora.rank;
+  const length = config.data.length ?? 512;
+  const micro = config.micro_batch ?? 4;
+  const accumulation = config.accumulation ?? 4;
+  const recompute = config.recompute ?? "n";
+  const optimizer = config.optimizer.kind ?? "adam_w32";
+  const base = config.base ?? "f32";
+  const tokens = (length * micro) / 2048;
+  const keptFactor = recompute === "n" ? 1 : recompute === "c1" ? 0.42 : 0.16;
+  const epochs = config.epochs ?? (config.max_steps ? (config.max_steps * micro * accumulation) / 454 : 3);
+  const nSteps = config.max_steps ?? Math.ceil((454 * epochs) / (micro * accumulation) / 0.4);
+  const items: Plan["items"] = [
+    {
+      name: "base_weights",
+      label: base === "f32" ? "Base weights, f32" : "Base weights, NF4",
+      family: "weights",
+      bytes: base === "f32" ? 405 * MIB : 56 * MIB,
+      changed_by: "base",
+    },
+    { name: "embeddings", label: "Embeddings, f32", family: "weights", bytes: 108 * MIB, changed_by: null },
+    { name: "norms", label: "Norms", family: "weights", bytes: 0.13 * MIB, changed_by: null },
+    { name: "adapter", label: "LoRA adapter, f32", family: "trained", bytes: 1.16 * MIB * rank, changed_by: "rank" },
+    { name: "gradients", label: "Gradients, f32", family: "trained", bytes: 1.16 * MIB * rank, changed_by: "rank" },
+    {
+      name: "optimizer",
+      label: optimizer === "adam_w32" ? "Optimizer state, 32-bit" : "Optimizer state, 8-bit",
+      family: "trained",
+      bytes: (optimizer === "adam_w32" ? 2.32 : 0.6) * MIB * rank,
+      changed_by: "optimizer",
+    },
+    {
+      name: "kept",
+      label: "Kept activations",
+      family: "activations",
+      bytes: 512 * MIB * tokens * keptFactor,
+      changed_by: "recompute",
+    },
+    {
+      name: "workspace",
+      label: "Layer and loss workspace",
+      family: "activations",
+      bytes: 118 * MIB * tokens,
+      changed_by: "length",
+    },
+    { name: "inputs", label: "Batch and positions", family: "activations", bytes: 0.4 * MIB, changed_by: "length" },
+    { name: "runtime", label: "Threads and libraries", family: "runtime", bytes: 48 * MIB, changed_by: null },
+  ].map((i) => ({ ...i, bytes: Math.round(i.bytes) })) as Plan["items"];
+  const planned = items.reduce((sum, i) => sum + i.bytes, 0);
+  const total = card ? card.memory_bytes : hardware.memory_total_bytes;
+  const others = card ? 0.7 * GIB : hardware.memory_total_bytes - hardware.memory_available_bytes;
+  const margin = Math.min(0.25 * GIB, total * 0.05);
+  const budget = total - others - margin;
+  const rate = card ? (card.tensor_flops_per_s ?? 0) / 1e10 : 432;
+  const nTokens = nSteps * 1690;
+  const time = {
+    tokens_per_s: rate,
+    basis: card ? ("calculated" as const) : ("measured" as const),
+    basis_words: card ? "operations over the card's rate" : "measured on this processor with this model",
+    plus_minus: card ? 0.15 : 0.05,
+    step_s: 1690 / rate,
+    evaluation_s: 40,
+    total_s: nTokens / rate + 40,
+    n_steps: nSteps,
+    epochs,
+    n_tokens: nTokens,
+    n_tokens_per_step: 1690,
+  };
+  const settings: Plan["settings"] = {
+    base,
+    lora: config.lora,
+    length,
+    over_length: config.data.over_length,
+    packing: config.data.packing ?? true,
+    micro_batch: micro,
+    accumulation,
+    recompute,
+    head_rows: 256,
+    optimizer,
+    learning_rate: config.optimizer.learning_rate,
+    beta1: 0.9,
+    beta2: 0.999,
+    epsilon: 1e-8,
+    weight_decay: 0,
+    max_grad_norm: 1,
+    schedule: config.optimizer.schedule,
+    warmup_steps: 6,
+    n_steps: nSteps,
+    evaluate_every_steps: config.evaluation.every_steps ?? 20,
+    patience: null,
+    n_samples: 3,
+    checkpoints: config.checkpoints,
+    seed: 0,
+  };
+  const change = (value: string, bytes: number, seconds: number, edit: (c: RunConfig) => void) => {
+    const changed = structuredClone(config);
+    edit(changed);
+    return { value, bytes: Math.round(bytes), time_s: seconds, n_over_length: 0, fits: true, config: changed };
+  };
+  const reason = (
+    setting: string,
+    value: string,
+    code: string,
+    why: string,
+    if_changed: string,
+    c: Reason["change"] = null,
+  ): Reason => ({
+    setting,
+    value,
+    fixed: false,
+    code: `${setting}.${code}`,
+    why,
+    if_changed,
+    change: c,
+  });
+  const over = length < 320 ? Math.round((320 - length) / 8) : 0;
+  return {
+    settings,
+    items,
+    planned_bytes: planned,
+    budget_bytes: Math.round(budget),
+    budget: {
+      device: card ? card.name : "system memory",
+      total_bytes: total,
+      others_bytes: others,
+      margin_bytes: margin,
+      budget_bytes: Math.round(budget),
+      limited_by_hand: false,
+    },
+    fits: planned <= budget,
+    short_by_bytes: Math.max(0, Math.round(planned - budget)),
+    remedies:
+      planned <= budget
+        ? []
+        : [
+            {
+              setting: "recompute",
+              value: "c0",
+              words: "Keep only each layer's input: 0.42 GiB less, about 18 % slower.",
+              saves_bytes: 430 * MIB,
+              enough: false,
+            },
+            {
+              setting: "base",
+              value: "nf4",
+              words: "Hold the base in NF4: 0.34 GiB less; the base is rounded.",
+              saves_bytes: 349 * MIB,
+              enough: true,
+            },
+          ],
+    reasons: [
+      reason(
+        "rank",
+        String(rank),
+        "usual",
+        "Enough for tone, format and a task. All seven linear layers learn.",
+        "Rank 32: +92 MiB, +1 min",
+        change("Rank 32", 92 * MIB, 62, (c) => ((c.lora.rank = 32), (c.lora.alpha = 64))),
+      ),
+      reason(
+        "length",
+        String(length),
+        "covers_all",
+        "The longest example has 311 tokens: all fit whole.",
+        "256 tokens: −310 MiB, 8 examples too long",
+        change("256 tokens", -310 * MIB, -20, (c) => (c.data.length = 256)),
+      ),
+      reason(
+        "packing",
+        "packed",
+        "short_examples",
+        "Examples are short: packed, 454 make 94 sequences and never see each other.",
+        "One by one: +3 min",
+        change("one by one", 0, 180, (c) => (c.data.packing = false)),
+      ),
+      reason(
+        "batch",
+        `${micro} × ${accumulation}`,
+        "accumulated",
+        "Four accumulated micro-batches of 4 train exactly like a batch of 16.",
+        "8 × 2: +630 MiB, same training",
+        change("8 × 2 = 16", 630 * MIB, -30, (c) => ((c.micro_batch = 8), (c.accumulation = 2))),
+      ),
+      reason(
+        "recompute",
+        recompute,
+        "free_memory",
+        "Everything kept fits, and nothing is computed twice.",
+        "Keep attention: −297 MiB, +2 min",
+        change("keep attention", -297 * MIB, 130, (c) => (c.recompute = "c1")),
+      ),
+      reason(
+        "optimizer",
+        optimizer,
+        "small_state",
+        "32-bit state takes 0.2 % of the memory.",
+        "8-bit: −28 MiB",
+        change("8-bit", -28 * MIB, 0, (c) => (c.optimizer.kind = "adam_w8")),
+      ),
+      reason(
+        "base",
+        base,
+        "fits",
+        "The exact base fits, so nothing is rounded.",
+        "NF4: −349 MiB, +1 min",
+        change("NF4", -349 * MIB, 50, (c) => (c.base = "nf4")),
+      ),
+      reason(
+        "learning_rate",
+        "2e-4",
+        "usual",
+        "Usual for LoRA, at batch 16 too.",
+        "1e-4 learns slower and forgets less.",
+      ),
+      reason("warmup", "6 steps", "share", "3 % of 212 steps.", ""),
+      reason(
+        "epochs",
+        "3",
+        "usual",
+        "3 passes over 454 examples, 212 steps; the best evaluation is kept.",
+        "106 steps: −7 min",
+        change("106 steps", 0, -420, (c) => (c.max_steps = 106)),
+      ),
+      reason(
+        "evaluation",
+        "every 20 steps",
+        "held_out",
+        "24 examples held out.",
+        "Every 10 steps: +1 min",
+        change("Every 10 steps", 0, 60, (c) => (c.evaluation.every_steps = 10)),
+      ),
+    ],
+    warnings: [],
+    time,
+    data: { n_train: 454, n_held_out: 24, n_over_length: over, max_tokens: 311, n_sequences: 94 },
+    n_trained: 305_000 * rank,
+    disk_bytes: 360 * MIB,
+    disk: {
+      checkpoints_bytes: 59 * MIB,
+      checkpoint_bytes: 20 * MIB,
+      adapter_bytes: 19 * MIB,
+      merged_bytes: 258 * MIB,
+    },
+    alternatives:
+      planned <= budget
+        ? [
+            {
+              name: "fastest",
+              title: "Fastest",
+              words: "8 × 2, everything kept",
+              same: false,
+              config: { ...structuredClone(config), micro_batch: 8, accumulation: 2 },
+              settings,
+              planned_bytes: planned + 630 * MIB,
+              fits: true,
+              time: { ...time, total_s: time.total_s * 0.94 },
+            },
+            {
+              name: "leave_room",
+              title: "Leave room",
+              words: "only layer inputs kept",
+              same: false,
+              config: { ...structuredClone(config), recompute: "c0" as const },
+              settings,
+              planned_bytes: planned - 430 * MIB,
+              fits: true,
+              time: { ...time, total_s: time.total_s * 1.19 },
+            },
+          ]
+        : [],
+  };
+}

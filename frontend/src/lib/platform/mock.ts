@@ -1,0 +1,618 @@
+/**
+ * A recorded engine for the page tests: the commands of the window answered from what is written here. `?scenario=`
+ * chooses what is on the disk: `fresh`, `draft`, `running`, `finished`, `failed`, `small`.
+ */
+
+import { mockIPC } from "@tauri-apps/api/mocks";
+import type { Channel } from "@tauri-apps/api/core";
+
+import type { DataStats } from "$lib/bindings/DataStats";
+import type { EventLine } from "$lib/bindings/EventLine";
+import type { Hardware } from "$lib/bindings/Hardware";
+import type { Inspection } from "$lib/bindings/Inspection";
+import type { ModelShape } from "$lib/bindings/ModelShape";
+import type { Plan } from "$lib/bindings/Plan";
+import type { RunConfig } from "$lib/bindings/RunConfig";
+import type { RunSummary } from "$lib/bindings/RunSummary";
+
+import { mockPlan } from "./mock-plan";
+import type { ChatRequest, ExportRequest, InspectRequest, PlanRequest } from "./types";
+
+const GIB = 2 ** 30;
+const MODEL = "/home/ana/.cache/hearth/SmolLM2-135M-Instruct-Q4_1.gguf";
+const DATA = "/usr/share/hearth/demo/train.jsonl";
+const N_STEPS = 212;
+
+const error = (code: string, message: string, next_step: string) => ({ code, message, next_step });
+
+const shape: ModelShape = {
+  family: "llama",
+  hidden: 576,
+  n_layers: 30,
+  n_heads: 9,
+  n_kv_heads: 3,
+  head_dim: 64,
+  ffn: 1536,
+  vocab_rows: 49152,
+  rms_eps: 1e-5,
+  rope: { theta: 100000, scaling: null },
+  tied: true,
+  max_positions: 8192,
+};
+
+const here: Hardware = {
+  name: "This computer",
+  processor: { name: "AMD Ryzen 5 5600X 6-Core Processor", n_cores: 6, n_threads: 12 },
+  memory_total_bytes: 31.2 * GIB,
+  memory_available_bytes: 21.4 * GIB,
+  cards: [],
+  card_report: { outcome: "no_driver", message: "No NVIDIA driver answers.", next_step: "" },
+  train_on: "processor",
+  disks: [
+    { mount: "/", total_bytes: 931 * GIB, available_bytes: 184 * GIB },
+    { mount: "/home", total_bytes: 1863 * GIB, available_bytes: 412 * GIB },
+  ],
+  rates: [],
+};
+
+const CARDS: readonly [string, string, number, number][] = [
+  ["rtx-3060-12gb", "RTX 3060, 12 GB", 12, 5100],
+  ["rtx-4060-8gb", "RTX 4060, 8 GB", 8, 6300],
+  ["rtx-4060-ti-16gb", "RTX 4060 Ti, 16 GB", 16, 8800],
+  ["rtx-3090-24gb", "RTX 3090, 24 GB", 24, 14100],
+  ["rtx-4090-24gb", "RTX 4090, 24 GB", 24, 29800],
+  ["rtx-5090-32gb", "RTX 5090, 32 GB", 32, 39600],
+];
+
+const profiles = CARDS.map(([id, name, gib, flops]) => ({
+  id,
+  name,
+  hardware: {
+    ...here,
+    name,
+    train_on: "card" as const,
+    cards: [
+      {
+        name: `NVIDIA GeForce ${name}`,
+        memory_bytes: gib * GIB,
+        memory_free_bytes: (gib - 0.7) * GIB,
+        compute_capability: "8.6",
+        driver: null,
+        bandwidth_bytes_per_s: 3.6e11,
+        tensor_flops_per_s: flops * 1e10,
+        bus: "PCIe 4.0 x16",
+        board_power_w: 170,
+        temperature_c: null,
+        power_w: null,
+      },
+    ],
+  } satisfies Hardware,
+}));
+
+// ---- data ----
+const TURNS: readonly (readonly [string, string])[] = [
+  [
+    "Lunch with Maria at Trattoria Verde on 14 March, 2 people, 12:30.",
+    '{"event":"lunch","with":"Maria","place":"Trattoria Verde","date":"03-14","time":"12:30","people":2}',
+  ],
+  [
+    "Dentist on Friday 9 May at a quarter past eight, Dr. Osei, bring the x-ray.",
+    '{"event":"dentist","with":"Dr. Osei","place":null,"date":"05-09","time":"08:15","people":1}',
+  ],
+  [
+    "后天下午三点在南京路见王工，三个人，看新店面。",
+    '{"event":"visit","with":"王工","place":"南京路","date":null,"time":"15:00","people":3}',
+  ],
+];
+
+function tokensOf(row: number) {
+  const [question, answer] = TURNS[row % TURNS.length] as readonly [string, string];
+  const split = (text: string) =>
+    text.match(/\s?[A-Za-z]{1,6}|\s?\d|[\u4e00-\u9fff]{1,2}|\s?[^\sA-Za-z\d]|\s/gu) ?? [];
+  let id = 1000;
+  const read = (text: string) => ({ id: id++, text, learned: false });
+  const learn = (text: string) => ({ id: id++, text, learned: true });
+  return [
+    read("<|im_start|>"),
+    read("system"),
+    read("\n"),
+    ...split("Answer with one line of JSON: event, with, place, date, time, people.").map(read),
+    read("<|im_end|>"),
+    read("\n"),
+    read("<|im_start|>"),
+    read("user"),
+    read("\n"),
+    ...split(question).map(read),
+    read("<|im_end|>"),
+    read("\n"),
+    read("<|im_start|>"),
+    read("assistant"),
+    read("\n"),
+    ...split(answer).map(learn),
+    learn("<|im_end|>"),
+    read("\n"),
+  ];
+}
+
+const stats: DataStats = {
+  n_examples: 478,
+  n_tokens: 52740,
+  n_learned_tokens: 19980,
+  max_tokens: 311,
+  quantiles: [],
+  lengths_histogram: [6, 38, 96, 121, 88, 52, 31, 20, 11, 7, 4, 2, 1, 0, 1].map((n, i) => [i * 16 + 72, n]),
+} as unknown as DataStats;
+
+function inspection(request: InspectRequest | null): Inspection {
+  const from = request?.from ?? 1;
+  const limit = request === null ? 1 : request.limit;
+  const examples = Array.from({ length: Math.min(limit, stats.n_examples - from + 1) }, (_, i) => {
+    const tokens = tokensOf(from + i - 1);
+    return {
+      row: from + i,
+      line: from + i,
+      n_tokens: tokens.length,
+      n_learned: tokens.filter((t) => t.learned).length,
+      tokens,
+    };
+  });
+  const bad = request !== null;
+  return {
+    dataset: {
+      format: "messages",
+      columns: ["messages"],
+      mapping: null,
+      n_rows: 480,
+      n_examples: stats.n_examples,
+      notes: [],
+    },
+    problems: bad
+      ? [
+          {
+            row: 207,
+            line: 207,
+            code: "json_incomplete",
+            reason: "the line ends inside a string that begins at column 58",
+            left_out: true,
+          },
+          {
+            row: 342,
+            line: 342,
+            code: "empty_answer",
+            reason: "the answer is empty: nothing to learn",
+            left_out: true,
+          },
+        ]
+      : [],
+    stats,
+    n_truncated: 0,
+    n_dropped_long: 0,
+    model: { shape, notes: request === null ? ["Weights are Q4_1; they are trained on as 32-bit floats."] : [] },
+    encoder_notes: ["Every answer ends with <|im_end|>, which is learned."],
+    examples,
+  } as unknown as Inspection;
+}
+
+// ---- runs ----
+function noise(i: number): number {
+  const x = Math.sin(i * 12.9898) * 43758.5453;
+  return x - Math.floor(x) - 0.5;
+}
+
+function lossAt(step: number): number {
+  return (
+    0.32 +
+    2.4 * Math.exp(-step / 28) +
+    0.55 * Math.exp(-step / 110) +
+    noise(step) * (0.12 + 0.3 * Math.exp(-step / 40))
+  );
+}
+
+const START = new Date(2026, 10, 29, 18, 15).getTime();
+const STEP_MS = 3900;
+
+const ANSWERS: readonly (readonly [string, string, string])[] = [
+  [
+    TURNS[0]?.[0] ?? "",
+    "I'm glad you're planning a lunch with Maria! Here are a few things to keep in mind:\n1. Make sure to book a table",
+    TURNS[0]?.[1] ?? "",
+  ],
+  [
+    TURNS[1]?.[0] ?? "",
+    "The dentist appointment is on Friday, May 9th at 8:15 AM. Please remember to bring your x-ray.",
+    TURNS[1]?.[1] ?? "",
+  ],
+  [TURNS[2]?.[0] ?? "", "好的，我会帮你安排后天下午三点的会面。", TURNS[2]?.[1] ?? ""],
+];
+
+export function events(until: number, end: "none" | "finished" | "failed"): EventLine[] {
+  const lines: EventLine[] = [];
+  let time = START;
+  const push = (event: Record<string, unknown>, ms = 0) =>
+    lines.push({ time_ms: (time += ms), ...event } as EventLine);
+  const evaluate = (step: number) => {
+    push({ type: "phase", name: "evaluate" });
+    push(
+      {
+        type: "evaluation",
+        step,
+        loss: step === 0 ? 2.94 : 0.36 + 2.3 * Math.exp(-step / 30) + 0.5 * Math.exp(-step / 120),
+        best: true,
+        n_supervised_tokens: 1010,
+      },
+      2100,
+    );
+    ANSWERS.forEach(([prompt, before, wanted], index) => {
+      const cut = Math.round(wanted.length * 0.6);
+      const answer = step === 0 ? before : step < 60 ? `${wanted.slice(0, cut)}"event":"meeting"}` : wanted;
+      push({ type: "sample", step, index, prompt: `system: Answer with JSON.\nuser: ${prompt}`, answer, wanted }, 700);
+    });
+  };
+  push({ type: "started", run_id: "2026-11-29-appointments", pid: 4242, step: 0, n_steps: N_STEPS, resumed: false });
+  push({ type: "phase", name: "load_model" }, 10);
+  push({ type: "phase", name: "prepare_data" }, 900);
+  push({ type: "phase", name: "allocate" }, 600);
+  evaluate(0);
+  push({ type: "phase", name: "train" });
+  for (let step = 1; step <= until; step++) {
+    const warm = Math.min(1, step / 6);
+    const rate = warm * 2e-4 * 0.5 * (1 + Math.cos((Math.PI * step) / N_STEPS));
+    const ms = STEP_MS * (1 + noise(step * 3) * 0.06) * (step === 41 ? 1.35 : 1);
+    push(
+      {
+        type: "step",
+        step,
+        epoch: (step / N_STEPS) * 3,
+        loss: lossAt(step),
+        learning_rate: rate,
+        grad_norm: 0.42 + 2.1 * Math.exp(-step / 14) + Math.abs(noise(step * 7)) * 0.25 + (step === 96 ? 0.7 : 0),
+        n_tokens: 1690 + Math.round(noise(step * 5) * 160),
+        n_supervised_tokens: 640,
+        step_ms: ms,
+        eta_s: step < 4 ? null : ((N_STEPS - step) * STEP_MS) / 1000,
+        memory: {
+          planned_bytes: 1.31 * GIB,
+          used_bytes: (1.24 + noise(step * 11) * 0.01) * GIB,
+          peak_bytes: (1.27 + Math.min(step, 60) * 0.0003) * GIB,
+        },
+      },
+      ms,
+    );
+    if (step % 20 === 0) {
+      evaluate(step);
+      push({ type: "checkpoint", step, bytes: 19.6 * 2 ** 20, best: true }, 300);
+    }
+  }
+  if (end === "finished") {
+    evaluate(N_STEPS);
+    push({ type: "checkpoint", step: N_STEPS, bytes: 19.6 * 2 ** 20, best: true }, 300);
+    push({ type: "finished", reason: "completed", step: N_STEPS, best_step: N_STEPS });
+  }
+  if (end === "failed")
+    push({
+      type: "failed",
+      error: error(
+        "run.disk_full",
+        "/home has 0 bytes free where the checkpoint of step 141 needs 19.6 MiB; the checkpoint of step 140 is safe.",
+        "Free some space, then resume the run: it goes on from step 140.",
+      ),
+    });
+  return lines;
+}
+
+const config: RunConfig = {
+  version: 1,
+  name: "appointments",
+  model: MODEL,
+  data: { path: DATA, evaluation_path: null, columns: null, length: null, over_length: "drop", packing: null },
+  base: null,
+  lora: {
+    rank: 16,
+    alpha: 32,
+    dropout: 0,
+    targets: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+  },
+  micro_batch: null,
+  accumulation: null,
+  effective_batch: null,
+  recompute: null,
+  optimizer: {
+    kind: null,
+    learning_rate: 2e-4,
+    beta1: 0.9,
+    beta2: 0.999,
+    epsilon: 1e-8,
+    weight_decay: 0,
+    max_grad_norm: 1,
+    schedule: "cosine",
+    warmup_steps: null,
+  },
+  epochs: null,
+  max_steps: null,
+  evaluation: { fraction: 0.05, every_steps: null, patience: null, n_samples: 3 },
+  checkpoints: { every_seconds: 300, every_steps: null, keep: 2 },
+  seed: 0,
+  memory_limit_bytes: null,
+};
+
+const other = (
+  id: string,
+  name: string,
+  state: RunSummary["state"],
+  step: number,
+  loss: number,
+  evaluation: number | null,
+  days: number,
+) =>
+  ({
+    id,
+    name,
+    state,
+    step,
+    n_steps: N_STEPS,
+    loss,
+    eval_loss: evaluation,
+    started_ms: START - days * 86400e3,
+    updated_ms: START - days * 86400e3 + 9e5,
+    model: MODEL,
+    path: `/home/ana/.local/share/Hearth/runs/${id}`,
+    pid: null,
+  }) as RunSummary;
+
+const CHAT: Record<string, readonly [string, string]> = {
+  default: [
+    "That sounds like a great plan! To help you prepare for the meeting with Tom, here are a few suggestions:\n1. Confirm the time and place the day before.\n2. Bring the documents that you",
+    '{"event":"meeting","with":"Tom","place":"office","date":"06-03","time":"09:00","people":2}',
+  ],
+};
+
+export function installMock(): void {
+  const scenario = new URLSearchParams(location.search).get("scenario") ?? "fresh";
+  const live = {
+    step: 128,
+    paused: false,
+    stopped: false,
+    started: scenario !== "fresh" && scenario !== "draft" && scenario !== "small",
+  };
+  const channels = new Map<number, (message: unknown) => void>();
+  let nextId = 1;
+  const later = (ms: number, what: () => void) => setTimeout(what, ms);
+  const lines = (send: (message: unknown) => void, entries: unknown[]) =>
+    send({ lines: entries.map((e) => JSON.stringify(e)) });
+  const open = (channel: Channel<unknown>) => {
+    const id = nextId++;
+    const send = (message: unknown) => {
+      if (channels.has(id)) channel.onmessage(message);
+    };
+    channels.set(id, send);
+    return { id, send };
+  };
+
+  const summaries = (): RunSummary[] => {
+    if (scenario === "fresh" || scenario === "draft" || scenario === "small")
+      return live.started
+        ? [other("2026-11-29-appointments", "appointments", "running", live.step, 0.61, 0.58, 0)]
+        : [];
+    const state =
+      scenario === "failed" ? "failed" : scenario === "finished" ? "finished" : live.stopped ? "stopped" : "running";
+    const step = scenario === "finished" ? N_STEPS : scenario === "failed" ? 140 : live.step;
+    return [
+      {
+        ...other("2026-11-29-appointments", "appointments", state, step, 0.548, 0.571, 0),
+        updated_ms: START + step * STEP_MS,
+      },
+      other("2026-11-28-kitchen-notes", "kitchen-notes-zh", "interrupted", 96, 0.842, 0.913, 1),
+      other("2026-11-27-minutes", "minutes-to-tasks", "finished", N_STEPS, 0.611, 0.694, 2),
+      other("2026-11-26-house-style", "house-style", "finished", N_STEPS, 1.118, 1.204, 3),
+    ];
+  };
+
+  const answer = (cmd: string, args: Record<string, unknown>): unknown => {
+    switch (cmd) {
+      case "defaults":
+        return {
+          bundled_model: scenario === "fresh" && location.search.includes("nomodel") ? null : MODEL,
+          demo_data: DATA,
+          demo_config: config,
+          open_run: null,
+          export_dir: "/home/ana/Hearth",
+          runs_dir: "/home/ana/.local/share/Hearth/runs",
+          version: "0.1.0",
+        };
+      case "hardware":
+        return scenario === "small"
+          ? { ...here, memory_available_bytes: 0.9 * GIB, memory_total_bytes: 3.8 * GIB }
+          : here;
+      case "profiles":
+        return profiles;
+      case "inspect_model": {
+        const path = args.model as string;
+        if (path.includes("pickle"))
+          throw error(
+            "model.pickle_only",
+            `${path} has only pickle weights (pytorch_model.bin); pickle can run code while it is read.`,
+            "Choose a folder with .safetensors files, or a GGUF file of the model.",
+          );
+        return inspection(null);
+      }
+      case "inspect": {
+        const request = args.request as InspectRequest;
+        if (request.data.includes("missing"))
+          throw error(
+            "data.not_found",
+            `${request.data} does not exist.`,
+            "Check the path, or choose the file again.",
+          );
+        return inspection(request);
+      }
+      case "plan": {
+        const request = args.request as PlanRequest;
+        if (request.config.data.length !== null && request.config.data.length < 32)
+          throw error(
+            "plan.all_too_long",
+            `all 478 examples are longer than ${request.config.data.length} tokens (the shortest has about 72) and would be left out`,
+            "Choose a length of at least 72, or set over_length to truncate.",
+          );
+        return mockPlan(request);
+      }
+      case "start_run":
+        live.started = true;
+        live.step = 0;
+        return {
+          run_id: "2026-11-29-appointments",
+          path: "/home/ana/.local/share/Hearth/runs/2026-11-29-appointments",
+        };
+      case "resume_run":
+        live.stopped = false;
+        return null;
+      case "control_run":
+        if (args.action === "stop") live.stopped = true;
+        else live.paused = args.action === "pause";
+        for (const send of channels.values()) {
+          if (args.action === "stop")
+            lines(send, [
+              { time_ms: START + 6e5, type: "finished", reason: "stopped", step: live.step, best_step: 120 },
+            ]);
+          else lines(send, [{ time_ms: START + 6e5, type: "phase", name: live.paused ? "pause" : "train" }]);
+        }
+        return null;
+      case "runs":
+        return summaries();
+      case "run_files":
+        return {
+          plan: mockPlan({ config, shape, stats, hardware: here } as PlanRequest) as Plan,
+          config,
+          settings: (mockPlan({ config, shape, stats, hardware: here } as PlanRequest) as Plan).settings,
+        };
+      case "run_curve":
+        return Array.from({ length: 96 }, (_, i) => lossAt((i * N_STEPS) / 96));
+      case "watch_run": {
+        const { id, send } = open(args.channel as Channel<unknown>);
+        later(5, () => {
+          if (scenario === "finished") {
+            lines(send, events(N_STEPS, "finished"));
+            send({ ended: { code: 0, error: null } });
+          } else if (scenario === "failed") {
+            lines(send, events(140, "failed"));
+            send({ ended: { code: 4, error: null } });
+          } else if (scenario === "running") {
+            lines(send, events(128, "none"));
+          } else {
+            // A run started here: the whole of it, quickly.
+            const all = events(N_STEPS, "finished");
+            let at = 0;
+            const tick = () => {
+              lines(send, all.slice(at, (at += 25)));
+              if (at < all.length) later(15, tick);
+              else send({ ended: { code: 0, error: null } });
+            };
+            tick();
+          }
+        });
+        return id;
+      }
+      case "open_chat": {
+        const { id, send } = open(args.channel as Channel<unknown>);
+        later(20, () => lines(send, [{ ready: true }]));
+        return id;
+      }
+      case "send_chat": {
+        const send = channels.get(args.id as number);
+        const request = args.request as ChatRequest;
+        const [base, tuned] = CHAT.default as readonly [string, string];
+        for (const which of request.which === "both" ? (["base", "tuned"] as const) : [request.which]) {
+          const text = which === "base" ? base : tuned;
+          const pieces = text.match(/.{1,4}/gsu) ?? [];
+          pieces.forEach((token, i) => later(3 * i, () => send && lines(send, [{ which, token }])));
+          later(
+            3 * pieces.length + 10,
+            () =>
+              send &&
+              lines(send, [
+                { which, done: true, text, n_tokens: pieces.length, tokens_per_s: which === "base" ? 24.1 : 23.4 },
+              ]),
+          );
+        }
+        return null;
+      }
+      case "export_run": {
+        const { id, send } = open(args.channel as Channel<unknown>);
+        const request = args.request as ExportRequest;
+        const total = 30;
+        for (let i = 1; i <= total; i++)
+          later(6 * i, () => lines(send, [{ progress: { phase: "export", done: i, total } }]));
+        later(6 * total + 20, () => {
+          lines(send, [{ path: `${request.folder}/appointments-${request.kind}`, step: N_STEPS, notes: [], proof: mockProof(request.kind) }]);
+          send({ ended: { code: 0, error: null } });
+        });
+        return id;
+      }
+      case "write_report":
+        return "/home/ana/.local/share/Hearth/runs/2026-11-29-appointments/report.html";
+      case "close_stream":
+        channels.delete(args.id as number);
+        return null;
+      case "pick_path":
+        return args.kind === "data" ? DATA : args.kind === "gguf" ? MODEL : "/home/ana/models";
+      case "watch_drops": {
+        // The page test drops a file by an event of its own: a browser gives no path.
+        const channel = args.channel as Channel<unknown>;
+        addEventListener("mock-drop", (event) => {
+          channel.onmessage({ kind: "over" });
+          channel.onmessage({ kind: "drop", paths: [(event as CustomEvent<string>).detail] });
+        });
+        return null;
+      }
+      case "reveal_path":
+      case "open_path":
+        return null;
+      default:
+        throw error("window.unknown_command", `no command ${cmd}`, "");
+    }
+  };
+  mockIPC((cmd, args) => answer(cmd, (args ?? {}) as Record<string, unknown>));
+
+  if (scenario === "draft" || scenario === "small")
+    localStorage.setItem("hearth.session", JSON.stringify({ model: MODEL, data: DATA, run: null, screen: "data" }));
+  else if (scenario !== "fresh")
+    localStorage.setItem(
+      "hearth.session",
+      JSON.stringify({
+        model: MODEL,
+        data: DATA,
+        run: "2026-11-29-appointments",
+        screen: scenario === "finished" ? "use" : "train",
+      }),
+    );
+}
+
+function mockProof(kind: string): unknown {
+  const check = (code: string, name: string, value: string, limit: string) => ({
+    code,
+    name,
+    value,
+    ok: true,
+    limit,
+  });
+  return {
+    kind,
+    dtype: "bf16",
+    verdict: "proven",
+    checks: [
+      check("loads", "Loaded back from the disk", "yes", "by the ordinary loader"),
+      check("tokenizer", "Token ids", "equal on 4 prompts", "equal to the base's"),
+      check("weights", "Weights", "272 tensors equal", "W + (alpha / rank) B A, rounded to bf16 once"),
+      check("change", "Change from the base", "210 of 210 layers differ", "at least one layer differs"),
+      check("logits", "Largest logit difference", "0.031", "at most 0.21 for bf16"),
+      check("divergence", "Mean divergence", "0.00011 nats", "at most 0.0012 nats"),
+      check(
+        "greedy",
+        "Greedy text",
+        "4 of 4 answers equal (151 tokens)",
+        "equal unless the trained model had two tokens within 0.42",
+      ),
+    ],
+    remarks: [],
+    measured: { n_prompts: 4 },
+  };
+}

@@ -1,0 +1,128 @@
+/** What the window asks of the machine it runs on. Everything else in the frontend is plain web code. */
+
+import type { DataStats } from "$lib/bindings/DataStats";
+import type { EventLine } from "$lib/bindings/EventLine";
+import type { Hardware } from "$lib/bindings/Hardware";
+import type { Inspection } from "$lib/bindings/Inspection";
+import type { ModelShape } from "$lib/bindings/ModelShape";
+import type { Plan } from "$lib/bindings/Plan";
+import type { Proof } from "$lib/bindings/Proof";
+import type { RunConfig } from "$lib/bindings/RunConfig";
+import type { RunSummary } from "$lib/bindings/RunSummary";
+import type { Settings } from "$lib/bindings/Settings";
+
+/** A card that can be planned for without being in the machine. */
+export interface Profile {
+  id: string;
+  name: string;
+  hardware: Hardware;
+}
+
+/** Places that are known before anything is chosen. */
+export interface Defaults {
+  /** The small demo model, where it is on this disk. */
+  bundled_model: string | null;
+  /** The examples that come with Hearth. */
+  demo_data: string | null;
+  /** Settings with which the demo takes minutes. */
+  demo_config: RunConfig | null;
+  /** Where exports go unless the person says otherwise. */
+  export_dir: string;
+  /** Where runs are kept. */
+  runs_dir: string;
+  /** Run named on the command line. */
+  open_run: string | null;
+  version: string;
+}
+
+export interface InspectRequest {
+  data: string;
+  model: string;
+  length: number | null;
+  /** Row (from 1) of the first example that is shown. */
+  from: number;
+  limit: number;
+}
+
+export interface PlanRequest {
+  config: RunConfig;
+  shape: ModelShape;
+  stats: DataStats;
+  hardware: Hardware;
+}
+
+/** What a run folder says about itself besides its events. */
+export interface RunFiles {
+  plan: Plan | null;
+  config: RunConfig | null;
+  settings: Settings | null;
+}
+
+/** One thing a stream delivers. */
+export type StreamMessage<Line> = { lines: Line[] } | { ended: { code: number | null; error: unknown } };
+
+export interface Stream {
+  close(): Promise<void>;
+}
+
+export type ChatLine =
+  | { ready: true }
+  | { which: "base" | "tuned"; token: string }
+  | { which: "base" | "tuned"; done: true; text: string; n_tokens: number; tokens_per_s: number }
+  | { error: unknown };
+
+export interface ChatRequest {
+  messages: { role: "system" | "user" | "assistant"; content: string }[];
+  max_new_tokens: number;
+  temperature: number;
+  which: "base" | "tuned" | "both";
+}
+
+export interface ChatStream extends Stream {
+  send(request: ChatRequest): Promise<void>;
+}
+
+export type ExportKind = "merged" | "adapter";
+
+export interface ExportRequest {
+  run: string;
+  kind: ExportKind;
+  folder: string;
+  dtype: "f16" | "bf16" | "f32" | null;
+}
+
+export type ExportLine =
+  { progress: { phase: string; done: number; total: number } } | { path: string; step: number; notes: string[]; proof: Proof } | { error: unknown };
+
+export type PickKind = "data" | "gguf" | "folder";
+
+export type DropMessage = { kind: "over" } | { kind: "leave" } | { kind: "drop"; paths: string[] };
+
+export interface Platform {
+  defaults(): Promise<Defaults>;
+  hardware(): Promise<Hardware>;
+  /** Known cards, each as if it were in this computer. */
+  profiles(here: Hardware): Promise<Profile[]>;
+  inspect(request: InspectRequest): Promise<Inspection>;
+  /** What a model is, found with one built-in example. */
+  inspectModel(model: string): Promise<Inspection>;
+  plan(request: PlanRequest): Promise<Plan>;
+  start(config: RunConfig): Promise<{ run_id: string; path: string }>;
+  resume(run: string): Promise<void>;
+  control(run: string, action: "pause" | "continue" | "stop"): Promise<void>;
+  runs(): Promise<RunSummary[]>;
+  runFiles(run: string): Promise<RunFiles>;
+  /** The loss of a run in at most 120 points, for small curves; null is NaN. */
+  curve(run: string): Promise<(number | null)[]>;
+  watch(run: string, onMessage: (message: StreamMessage<EventLine>) => void): Promise<Stream>;
+  chat(model: string, run: string | null, onMessage: (message: StreamMessage<ChatLine>) => void): Promise<ChatStream>;
+  /** Resolves when the export has ended; progress and the proof arrive as lines. */
+  exportRun(request: ExportRequest, onMessage: (message: StreamMessage<ExportLine>) => void): Promise<Stream>;
+  report(run: string): Promise<string>;
+  pick(kind: PickKind): Promise<string | null>;
+  onDrop(handler: (message: DropMessage) => void): Promise<void>;
+  /** Shows a file or folder in the system's file manager. */
+  reveal(path: string): Promise<void>;
+  /** Opens a report in the system's browser. */
+  open(path: string): Promise<void>;
+}

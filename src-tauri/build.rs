@@ -1,0 +1,38 @@
+//! Gives every command of the window its own permission, so that the capability lists exactly what the page may call.
+
+#![allow(clippy::print_stderr)] // how a build script says why it failed
+
+use tauri_build::{AppManifest, Attributes};
+
+const COMMANDS: &[&str] = &[
+    "close_stream",
+    "control_run",
+    "defaults",
+    "export_run",
+    "hardware",
+    "inspect",
+    "inspect_model",
+    "open_chat",
+    "open_path",
+    "pick_path",
+    "plan",
+    "profiles",
+    "resume_run",
+    "reveal_path",
+    "run_curve",
+    "run_files",
+    "runs",
+    "send_chat",
+    "start_run",
+    "watch_drops",
+    "watch_run",
+    "write_report",
+];
+
+fn main() {
+    let attributes = Attributes::new().app_manifest(AppManifest::new().commands(COMMANDS));
+    if let Err(error) = tauri_build::try_build(attributes) {
+        eprintln!("{error:#}");
+        std::process::exit(1);
+    }
+}

@@ -1,0 +1,85 @@
+//! Hearth's window. It never trains: it starts the engine as a child process, speaks JSON lines with it, and shows what
+//! it says. Closing the window ends the conversation, never a run.
+
+#![cfg_attr(not(debug_assertions), windows_subsystem = "windows")]
+
+mod commands;
+mod drops;
+mod engine;
+mod streams;
+
+use std::process::ExitCode;
+
+use tauri::webview::PageLoadEvent;
+use tauri::{Manager, RunEvent};
+
+use crate::streams::Streams;
+
+fn main() -> ExitCode {
+    let mut builder = tauri::Builder::default();
+    if commands::has_session_bus() {
+        // First, so that a second start only brings the window that is there to the front.
+        builder = builder.plugin(tauri_plugin_single_instance::init(|app, _arguments, _folder| {
+            if let Some(window) = app.get_webview_window("main") {
+                let _ = window.unminimize();
+                let _ = window.set_focus();
+            }
+        }));
+    }
+    let app = builder
+        .plugin(tauri_plugin_dialog::init())
+        .plugin(tauri_plugin_opener::init())
+        .manage(Streams::default())
+        .manage(drops::Drops::default())
+        .on_page_load(|webview, payload| {
+            // A page that is loaded anew knows nothing of the streams of the one before.
+            if matches!(payload.event(), PageLoadEvent::Started) {
+                webview.state::<Streams>().end_all();
+            }
+        })
+        .on_window_event(drops::on_window_event)
+        .invoke_handler(tauri::generate_handler![
+            commands::close_stream,
+            commands::control_run,
+            commands::defaults,
+            commands::export_run,
+            commands::hardware,
+            commands::inspect,
+            commands::inspect_model,
+            commands::open_chat,
+            commands::open_path,
+            commands::pick_path,
+            commands::plan,
+            commands::profiles,
+            commands::resume_run,
+            commands::reveal_path,
+            commands::run_curve,
+            commands::run_files,
+            commands::runs,
+            commands::send_chat,
+            commands::start_run,
+            commands::watch_drops,
+            commands::watch_run,
+            commands::write_report,
+        ])
+        .build(tauri::generate_context!());
+    let app = match app {
+        Ok(app) => app,
+        Err(error) => {
+            report(&format!("The window cannot be opened: {error}"));
+            return ExitCode::FAILURE;
+        }
+    };
+    app.run(|app, event| {
+        if matches!(event, RunEvent::Exit) {
+            app.state::<Streams>().end_all();
+        }
+    });
+    ExitCode::SUCCESS
+}
+
+/// There is no window to say it in.
+#[allow(clippy::print_stderr)]
+fn report(message: &str) {
+    eprintln!("{message}");
+}
