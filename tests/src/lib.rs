@@ -1,0 +1,4 @@
+//! Shared by the whole-program tests.
+
+pub mod hearth;
+pub mod tiny_model;

@@ -1,0 +1,169 @@
+//! A model small enough to train within a test: a Hugging Face folder of the Llama family with random weights, a
+//! byte-level tokenizer and a chat template.
+
+use std::{collections::HashMap, fs, path::Path};
+
+use rand::{Rng, SeedableRng};
+use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use serde_json::{Map, Value, json};
+
+/// Width of the residual stream.
+pub const HIDDEN: usize = 64;
+const N_LAYERS: usize = 2;
+const N_HEADS: usize = 4;
+const N_KV_HEADS: usize = 2;
+const HEAD_DIM: usize = HIDDEN / N_HEADS;
+const FFN: usize = 160;
+const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
+const VOCABULARY: usize = 256 + SPECIAL.len();
+
+/// ChatML, without a default system message.
+const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + \
+                        '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}\
+                        {% endif %}";
+
+/// Writes the folder; the same bytes for the same seed.
+pub fn write(folder: &Path, seed: u64) -> std::io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": HIDDEN,
+        "intermediate_size": FFN,
+        "num_hidden_layers": N_LAYERS,
+        "num_attention_heads": N_HEADS,
+        "num_key_value_heads": N_KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_scaling": null,
+        "attention_bias": false,
+        "mlp_bias": false,
+        "tie_word_embeddings": true,
+        "vocab_size": VOCABULARY,
+        "bos_token_id": 256,
+        "eos_token_id": 258,
+        "pad_token_id": 256,
+        "torch_dtype": "float32"
+    });
+    write_json(&folder.join("config.json"), &config)?;
+    let generation = json!({ "bos_token_id": 256, "eos_token_id": 258, "pad_token_id": 256 });
+    write_json(&folder.join("generation_config.json"), &generation)?;
+    let tokenizer_config = json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 2048,
+        "clean_up_tokenization_spaces": false,
+        "add_bos_token": false,
+        "bos_token": SPECIAL[0],
+        "eos_token": SPECIAL[2],
+        "pad_token": SPECIAL[0],
+        "chat_template": TEMPLATE
+    });
+    write_json(&folder.join("tokenizer_config.json"), &tokenizer_config)?;
+    write_json(&folder.join("tokenizer.json"), &tokenizer())?;
+    write_weights(&folder.join("model.safetensors"), seed)
+}
+
+fn write_json(path: &Path, value: &Value) -> std::io::Result<()> {
+    fs::write(path, serde_json::to_vec_pretty(value)?)
+}
+
+/// Byte-level without merges: ids 0 to 255 are the bytes of UTF-8.
+fn tokenizer() -> Value {
+    let vocabulary: Map<String, Value> = (0..=255u8).map(|byte| (letter_of(byte).to_string(), json!(byte))).collect();
+    let special = SPECIAL.iter().enumerate().map(|(i, content)| {
+        json!({
+            "id": 256 + i, "content": content, "special": true,
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false
+        })
+    });
+    let level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false });
+    json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": special.collect::<Vec<_>>(),
+        "normalizer": null,
+        "pre_tokenizer": level,
+        "post_processor": null,
+        "decoder": level,
+        "model": {
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": null,
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null,
+            "fuse_unk": false,
+            "byte_fallback": false,
+            "ignore_merges": false,
+            "vocab": vocabulary,
+            "merges": []
+        }
+    })
+}
+
+/// GPT-2's printable letter for a byte: itself where it is printable, else the next free letter from U+0100.
+fn letter_of(byte: u8) -> char {
+    let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    if is_printable(byte) {
+        return char::from(byte);
+    }
+    let n_before = (0..byte).filter(|&earlier| !is_printable(earlier)).count();
+    char::from_u32(0x100 + n_before as u32).expect("a letter of the Latin Extended blocks")
+}
+
+fn write_weights(path: &Path, seed: u64) -> std::io::Result<()> {
+    let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
+    let mut shapes = vec![("model.embed_tokens.weight".to_owned(), vec![VOCABULARY, HIDDEN])];
+    for layer in 0..N_LAYERS {
+        let shape_of = [
+            ("input_layernorm", vec![HIDDEN]),
+            ("self_attn.q_proj", vec![N_HEADS * HEAD_DIM, HIDDEN]),
+            ("self_attn.k_proj", vec![N_KV_HEADS * HEAD_DIM, HIDDEN]),
+            ("self_attn.v_proj", vec![N_KV_HEADS * HEAD_DIM, HIDDEN]),
+            ("self_attn.o_proj", vec![HIDDEN, N_HEADS * HEAD_DIM]),
+            ("post_attention_layernorm", vec![HIDDEN]),
+            ("mlp.gate_proj", vec![FFN, HIDDEN]),
+            ("mlp.up_proj", vec![FFN, HIDDEN]),
+            ("mlp.down_proj", vec![HIDDEN, FFN]),
+        ];
+        shapes.extend(shape_of.map(|(name, shape)| (format!("model.layers.{layer}.{name}.weight"), shape)));
+    }
+    shapes.push(("model.norm.weight".into(), vec![HIDDEN]));
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes
+        .into_iter()
+        .map(|(name, shape)| {
+            let is_norm = shape.len() == 1;
+            let fan_in = *shape.last().expect("a shape has a dimension") as f32;
+            let width = (3.0 / fan_in).sqrt();
+            let n: usize = shape.iter().product();
+            let values = (0..n).map(|_| if is_norm { 1.0 } else { random.random_range(-width..width) });
+            let bytes = values.flat_map(f32::to_le_bytes).collect();
+            (name, shape, bytes)
+        })
+        .collect();
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        let view = TensorView::new(Dtype::F32, shape.clone(), bytes).expect("as many bytes as the shape says");
+        (name.as_str(), view)
+    });
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    serialize_to_file(views, Some(metadata), path).map_err(std::io::Error::other)
+}
+
+/// Writes `n` chat examples as JSON lines, of uneven lengths, all different.
+pub fn write_examples(path: &Path, n: usize) {
+    let lines: Vec<String> = (0..n)
+        .map(|i| {
+            let question = format!("What is {i} plus {}?{}", i + 1, " Think.".repeat(i % 4));
+            let answer = format!("It is {}.", 2 * i + 1);
+            json!({ "messages": [
+                { "role": "user", "content": question },
+                { "role": "assistant", "content": answer },
+            ]})
+            .to_string()
+        })
+        .collect();
+    fs::write(path, lines.join("\n") + "\n").expect("the examples can be written");
+}
