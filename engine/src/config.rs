@@ -169,8 +169,7 @@ pub enum Target {
 
 impl Target {
     /// All seven linear layers in the order in which a block uses them.
-    pub const ALL: [Target; 7] =
-        [Target::Q, Target::K, Target::V, Target::O, Target::Gate, Target::Up, Target::Down];
+    pub const ALL: [Target; 7] = [Target::Q, Target::K, Target::V, Target::O, Target::Gate, Target::Up, Target::Down];
 
     /// Module name inside a block, as in Hugging Face checkpoints: `self_attn.q_proj`.
     pub fn module(self) -> &'static str {

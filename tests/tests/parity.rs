@@ -52,9 +52,8 @@ impl Golden {
         let saved = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
         let mut adapter = Adapter::new(source.shape(), &settings.lora, 0, &Device::Cpu).unwrap();
         for (layer, target) in adapter.names().collect::<Vec<_>>() {
-            let read = |part: &str| -> Vec<f32> {
-                saved[&key(layer, target, part)].flatten_all().unwrap().to_vec1().unwrap()
-            };
+            let read =
+                |part: &str| -> Vec<f32> { saved[&key(layer, target, part)].flatten_all().unwrap().to_vec1().unwrap() };
             adapter.set(layer, target, &read("A"), &read("B")).unwrap();
         }
         Trainer::new(model, adapter, settings).unwrap()
@@ -203,8 +202,7 @@ fn twenty_optimizer_steps_end_where_torch_ends() {
         }
         let (mut got, mut want) = (Vec::new(), Vec::new());
         for (layer, target) in trainer.adapter().names().collect::<Vec<_>>() {
-            for (part, values) in
-                [("A", trainer.adapter().a(layer, target)), ("B", trainer.adapter().b(layer, target))]
+            for (part, values) in [("A", trainer.adapter().a(layer, target)), ("B", trainer.adapter().b(layer, target))]
             {
                 got.extend(values.unwrap());
                 want.extend(golden.tensor(&format!("final.{}", key(layer, target, part))));
@@ -283,8 +281,7 @@ fn packed_documents_train_as_if_each_were_alone() {
         let n = batch_of(&documents).n_supervised();
         let (packed_loss, packed) = one_pass(&golden, &settings());
         let mut trainer = golden.trainer(&settings());
-        let alone_loss: f64 =
-            documents.iter().map(|d| trainer.micro_batch(&batch_of([d]), n, 0).unwrap()).sum();
+        let alone_loss: f64 = documents.iter().map(|d| trainer.micro_batch(&batch_of([d]), n, 0).unwrap()).sum();
         let error = relative_error(&packed, &gradients(&trainer));
         println!("{name}: packed against alone: {error:.2e}");
         // The same products, summed in another order.

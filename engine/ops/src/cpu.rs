@@ -86,10 +86,7 @@ pub(crate) fn matrix<'a, T: Element>(storage: &'a Storage, layout: &Layout) -> R
 }
 
 /// Writes a destination as a matrix.
-pub(crate) fn matrix_mut<'a, T: Element>(
-    storage: &'a mut CpuStorage,
-    layout: &Layout,
-) -> Result<MatrixMut<'a, T>> {
+pub(crate) fn matrix_mut<'a, T: Element>(storage: &'a mut CpuStorage, layout: &Layout) -> Result<MatrixMut<'a, T>> {
     let (start, n_rows, n_cols, stride) = matrix_layout(layout)?;
     let Some(data) = T::vector(storage) else { bail!("expected a destination of {:?}", T::DTYPE) };
     Ok(MatrixMut { data: &mut data[start..start + span(n_rows, n_cols, stride)], n_rows, n_cols, stride })

@@ -90,7 +90,25 @@ pub(crate) unsafe fn product(
     // SAFETY: the caller's promise is gemm's own. gemm's alpha scales dst, its beta the product.
     unsafe {
         gemm::gemm(
-            m, n, k, dst.0, dcs, drs, add, a.0, acs, ars, b.0, bcs, brs, 1.0, alpha, false, false, false, parallelism,
+            m,
+            n,
+            k,
+            dst.0,
+            dcs,
+            drs,
+            add,
+            a.0,
+            acs,
+            ars,
+            b.0,
+            bcs,
+            brs,
+            1.0,
+            alpha,
+            false,
+            false,
+            false,
+            parallelism,
         );
     }
 }

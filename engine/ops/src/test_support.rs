@@ -54,7 +54,8 @@ pub(crate) fn assert_gradient(
             Tensor::from_vec(data, x.dims(), &Device::Cpu)
         };
         // Richardson: error O(STEP^4), so a step large enough for f32 is still exact enough.
-        let central = |h: f32| -> Result<f64> { Ok((objective(&moved(h)?)? - objective(&moved(-h)?)?) / (2.0 * h as f64)) };
+        let central =
+            |h: f32| -> Result<f64> { Ok((objective(&moved(h)?)? - objective(&moved(-h)?)?) / (2.0 * h as f64)) };
         let numeric = (4.0 * central(STEP)? - central(2.0 * STEP)?) / 3.0;
         let error = (numeric - got[i] as f64).abs();
         assert!(error <= 2e-3 * scale as f64, "element {i}: gradient {}, finite difference {numeric}", got[i]);

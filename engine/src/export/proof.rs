@@ -8,7 +8,8 @@
 //! f32) changes it by a relative error that is uniform within `±u`, standard deviation `u / √3`; sums over `k` products
 //! in f32 add `2⁻²⁴ √k`. That is the relative error of one product. A whole network shows three to five times as much,
 //! whatever its depth (measured with f16 and bf16 on networks of 2 layers and on SmolLM2-135M with 30): the errors of its
-//! layers are as independent as their contributions to the residual stream. With logits of standard deviation `s` over
+//! layers are as independent as their contributions to the residual stream. The constants are fitted to those networks;
+//! the exact check of every weight does not depend on them. With logits of standard deviation `s` over
 //! the vocabulary, `σ = 8 s (u / √3 + 2⁻²⁴ √k)` is taken as the bound of a logit's error. The largest of some million
 //! logits, of rows with more error than others, may be `16 σ` off; two tokens may change places where they were within
 //! `6 σ`; the divergence of the distributions, about half the variance of the errors, may be `σ²` nats.

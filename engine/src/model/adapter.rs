@@ -35,12 +35,7 @@ impl Adapter {
             }
         }
         let n = data.len();
-        Ok(Self {
-            lora: lora.clone(),
-            groups,
-            n_layers: shape.n_layers,
-            flat: Tensor::from_vec(data, n, device)?,
-        })
+        Ok(Self { lora: lora.clone(), groups, n_layers: shape.n_layers, flat: Tensor::from_vec(data, n, device)? })
     }
 
     /// Rank, scale and targets.
@@ -74,13 +69,8 @@ impl Adapter {
 
     /// Every adapted layer: block and linear layer.
     pub fn names(&self) -> impl Iterator<Item = (usize, Target)> {
-        let targets: Vec<Target> = self
-            .groups
-            .iter()
-            .flat_map(|g| &g.members)
-            .filter(|m| !m.ranks.is_empty())
-            .map(|m| m.target)
-            .collect();
+        let targets: Vec<Target> =
+            self.groups.iter().flat_map(|g| &g.members).filter(|m| !m.ranks.is_empty()).map(|m| m.target).collect();
         (0..self.n_layers).flat_map(move |layer| targets.clone().into_iter().map(move |target| (layer, target)))
     }
 

@@ -107,8 +107,7 @@ impl Rope {
                 } else if wavelength > original / s.low_freq_factor {
                     f / s.factor
                 } else {
-                    let smooth =
-                        (original / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
+                    let smooth = (original / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
                     (1.0 - smooth) * f / s.factor + smooth * f
                 }
             })

@@ -77,8 +77,7 @@ impl Model {
         };
         let h = shape.hidden;
         let embedding = read("model.embed_tokens.weight", &[shape.vocab_rows, h])?;
-        let head =
-            if shape.tied { embedding.clone() } else { read("lm_head.weight", &[shape.vocab_rows, h])? };
+        let head = if shape.tied { embedding.clone() } else { read("lm_head.weight", &[shape.vocab_rows, h])? };
         let final_norm = read("model.norm.weight", &[h])?;
         let mut layers = Vec::with_capacity(shape.n_layers);
         for i in 0..shape.n_layers {
@@ -149,15 +148,11 @@ impl Model {
                     .narrow(0, 0, shape.padded_elements())?
                     .reshape((shape.n_out + shape.rank, shape.n_in + shape.rank))?;
                 for (quantised, member) in members.iter().zip(&shape.members) {
-                    let dst = weight
-                        .narrow(0, member.outputs.start, member.outputs.len())?
-                        .narrow(1, 0, shape.n_in)?;
+                    let dst = weight.narrow(0, member.outputs.start, member.outputs.len())?.narrow(1, 0, shape.n_in)?;
                     nf4::dequantize(&dst, quantised)?;
                 }
                 if let Some(adapter) = adapter {
-                    crate::ops::upload::clear(
-                        &weight.narrow(0, 0, shape.n_out)?.narrow(1, shape.n_in, shape.rank)?,
-                    )?;
+                    crate::ops::upload::clear(&weight.narrow(0, 0, shape.n_out)?.narrow(1, shape.n_in, shape.rank)?)?;
                     place_group(&weight, adapter, layer, shape)?;
                 }
                 Ok(weight)
@@ -288,9 +283,7 @@ impl Linear {
             }
         }
         Ok(match base {
-            BaseFormat::F32 => {
-                Linear::Dense(Tensor::from_vec(padded, (shape.n_out + shape.rank, stride), device)?)
-            }
+            BaseFormat::F32 => Linear::Dense(Tensor::from_vec(padded, (shape.n_out + shape.rank, stride), device)?),
             BaseFormat::Nf4 => Linear::Nf4(quantised),
         })
     }

@@ -54,8 +54,7 @@ mod stage {
     pub(super) const RECOMPUTE: u8 = 8;
     pub(super) const BACKWARD_MLP: u8 = 16;
     pub(super) const BACKWARD_ATTENTION: u8 = 32;
-    pub(super) const LAYERS: u8 =
-        FORWARD_ATTENTION | FORWARD_MLP | RECOMPUTE | BACKWARD_MLP | BACKWARD_ATTENTION;
+    pub(super) const LAYERS: u8 = FORWARD_ATTENTION | FORWARD_MLP | RECOMPUTE | BACKWARD_MLP | BACKWARD_ATTENTION;
     pub(super) const BACKWARD: u8 = HEAD | RECOMPUTE | BACKWARD_MLP | BACKWARD_ATTENTION;
 }
 

@@ -103,13 +103,7 @@ impl Pass<'_> {
 
         // The adapter's columns beside the attention output are those of the forward pass.
         self.drop_out(layer, Group::O, &kept.attention)?;
-        self.backward_linear(
-            layer,
-            Group::O,
-            &kept.attention,
-            &batch.gradient,
-            Some(&batch.attention_gradient),
-        )?;
+        self.backward_linear(layer, Group::O, &kept.attention, &batch.gradient, Some(&batch.attention_gradient))?;
         let dqkv = batch.qkv_gradient.narrow(1, 0, self.heads.qkv_dim())?;
         let out = kept.attention.narrow(1, 0, shape.q_dim())?;
         let (dout, lse) = (&batch.attention_gradient, &kept.log_sum_exp);
