@@ -44,7 +44,7 @@ impl InplaceOp1 for Forward<'_> {
         if let Some(&t) = labels.iter().find(|&&t| t as usize >= logits.n_cols) {
             bail!("cross_entropy: label {t} past {} logits", logits.n_cols);
         }
-        let mut stats = matrix_mut::<f32>(storage, layout)?;
+        let stats = matrix_mut::<f32>(storage, layout)?;
         use rayon::prelude::*;
         stats.data.par_chunks_mut(stats.stride).enumerate().for_each(|(i, out)| {
             let z = logits.row(i);
