@@ -1,4 +1,5 @@
 //! Shared by the whole-program tests.
 
 pub mod hearth;
+pub mod step;
 pub mod tiny_model;

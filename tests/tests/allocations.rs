@@ -9,6 +9,7 @@ use hearth_engine::config::*;
 use hearth_engine::data::Batch;
 use hearth_engine::model::{Adapter, Model, ModelSource};
 use hearth_engine::step::Trainer;
+use hearth_tests::step::settings;
 
 /// Counts what is allocated while armed. Zeroed allocations are tensors' (`Tensor::zeros`) and large ones too; packing panels of
 /// the matrix products are neither: they are aligned to a cache line or more, which no tensor asks for.
@@ -62,33 +63,9 @@ fn a_step_allocates_no_tensor_in_any_mode() {
     let source = ModelSource::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("goldens/tiny-llama3")).unwrap();
     for recompute in [Recompute::N, Recompute::C1, Recompute::C0] {
         for (base, dropout) in [(BaseFormat::F32, 0.0), (BaseFormat::Nf4, 0.1)] {
-            let lora = LoraConfig { rank: 4, alpha: 8.0, dropout, targets: Target::ALL.to_vec() };
-            let settings = Settings {
-                base,
-                lora: lora.clone(),
-                length: 128,
-                over_length: OverLength::Drop,
-                packing: true,
-                micro_batch: 2,
-                accumulation: 1,
-                recompute,
-                head_rows: 32,
-                optimizer: OptimizerKind::AdamW8,
-                learning_rate: 1e-3,
-                beta1: 0.9,
-                beta2: 0.999,
-                epsilon: 1e-8,
-                weight_decay: 0.0,
-                max_grad_norm: 1.0,
-                schedule: ScheduleKind::Constant,
-                warmup_steps: 0,
-                n_steps: 1,
-                evaluate_every_steps: 1,
-                patience: None,
-                n_samples: 0,
-                checkpoints: CheckpointConfig::default(),
-                seed: 0,
-            };
+            let lora = LoraConfig { dropout, ..settings().lora };
+            let optimizer = OptimizerKind::AdamW8;
+            let settings = Settings { base, lora: lora.clone(), recompute, optimizer, ..settings() };
             let model = Model::load(&source, &lora, base, &Device::Cpu).unwrap();
             let adapter = Adapter::new(source.shape(), &lora, 1, &Device::Cpu).unwrap();
             let mut trainer = Trainer::new(model, adapter, &settings).unwrap();

@@ -10,6 +10,7 @@ use hearth_engine::data::Batch;
 use hearth_engine::generate::Generator;
 use hearth_engine::model::{Adapter, Model, ModelSource};
 use hearth_engine::step::Trainer;
+use hearth_tests::step::settings;
 use serde_json::Value;
 
 const MODELS: [&str; 2] = ["tiny-llama3", "tiny-tied"];
@@ -81,35 +82,6 @@ fn batch_of<'a>(documents: impl IntoIterator<Item = &'a Document>) -> Batch {
 
 fn key(layer: usize, target: Target, part: &str) -> String {
     format!("base_model.model.model.layers.{layer}.{}.lora_{part}.weight", target.module())
-}
-
-fn settings() -> Settings {
-    Settings {
-        base: BaseFormat::F32,
-        lora: LoraConfig { rank: 4, alpha: 8.0, dropout: 0.0, targets: Target::ALL.to_vec() },
-        length: 128,
-        over_length: OverLength::Drop,
-        packing: true,
-        micro_batch: 2,
-        accumulation: 1,
-        recompute: Recompute::N,
-        head_rows: 7,
-        optimizer: OptimizerKind::AdamW32,
-        learning_rate: 1e-3,
-        beta1: 0.9,
-        beta2: 0.999,
-        epsilon: 1e-8,
-        weight_decay: 0.0,
-        max_grad_norm: 1.0,
-        schedule: ScheduleKind::Constant,
-        warmup_steps: 0,
-        n_steps: 1,
-        evaluate_every_steps: 1,
-        patience: None,
-        n_samples: 0,
-        checkpoints: CheckpointConfig::default(),
-        seed: 0,
-    }
 }
 
 /// `‖got - want‖ / ‖want‖`.
