@@ -169,19 +169,11 @@ impl Studio {
         Ok(())
     }
 
-    pub(crate) async fn text(&self, id: &str) -> Outcome<String> {
-        Ok(self.wait(id, SOON).await?.text().await?)
-    }
-
     /// The first number that the element shows, once it shows one for which `holds`.
     pub(crate) async fn number(&self, id: &str, patience: Duration, holds: impl Fn(u64) -> bool) -> Outcome<u64> {
         let shown = async |element: &WebElement| Ok(first_number(&element.text().await?).is_some_and(&holds));
         let element = self.wait_until(id, patience, "a fitting number", shown).await?;
         first_number(&element.text().await?).ok_or_else(|| format!("`{id}` lost its number").into())
-    }
-
-    pub(crate) async fn attribute(&self, id: &str, name: &str) -> Outcome<Option<String>> {
-        Ok(self.wait(id, SOON).await?.attr(name).await?)
     }
 
     /// Waits until an attribute has one of these values and says which.
