@@ -63,7 +63,8 @@ fn cell(model: &PathBuf, length: usize, mode: &str) -> String {
     let source = ModelSource::open(model).expect("the model opens");
     let before = anonymous_bytes().expect("this system tells a process's memory");
     let device = candle_core::Device::Cpu;
-    let base = Model::load(&source, &settings.lora, settings.base, &device).expect("the model loads");
+    let base =
+        Model::load(&source, &settings.lora, (settings.base, ComputeDtype::F32), &device).expect("the model loads");
     let adapter = Adapter::new(&base.shape, &settings.lora, 1, &device).expect("an adapter");
     let n_rows = base.shape.vocab_rows as u32;
     let mut trainer = Trainer::new(base, adapter, &settings).expect("the buffers are allocated");
@@ -94,30 +95,6 @@ fn cell(model: &PathBuf, length: usize, mode: &str) -> String {
 }
 
 fn settings(length: usize, recompute: Recompute) -> Settings {
-    Settings {
-        base: BaseFormat::F32,
-        lora: LoraConfig { rank: 8, alpha: 16.0, dropout: 0.0, targets: Target::ALL.to_vec() },
-        length,
-        over_length: OverLength::Drop,
-        packing: false,
-        micro_batch: 1,
-        accumulation: 1,
-        recompute,
-        head_rows: hearth_engine::plan::HEAD_ROWS,
-        optimizer: OptimizerKind::AdamW32,
-        learning_rate: 1e-4,
-        beta1: 0.9,
-        beta2: 0.999,
-        epsilon: 1e-8,
-        weight_decay: 0.0,
-        max_grad_norm: 1.0,
-        schedule: ScheduleKind::Constant,
-        warmup_steps: 0,
-        n_steps: N_WARM_UP + N_TIMED,
-        evaluate_every_steps: 1,
-        patience: None,
-        n_samples: 0,
-        checkpoints: CheckpointConfig::default(),
-        seed: 1,
-    }
+    let lora = LoraConfig { rank: 8, alpha: 16.0, dropout: 0.0, targets: Target::ALL.to_vec() };
+    Settings { lora, length, recompute, ..Settings::default() }
 }

@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use ts_rs::TS;
 
+use crate::hardware::TrainOn;
+
 /// Version of the `RunConfig` and `TrainEvent` formats; raised when an older reader would misread a file.
 pub const FORMAT_VERSION: u32 = 1;
 
@@ -30,6 +32,9 @@ pub struct RunConfig {
     /// How the base weights are held.
     #[serde(default)]
     pub base: Option<BaseFormat>,
+    /// Element type the step computes in.
+    #[serde(default)]
+    pub compute: Option<ComputeDtype>,
     /// The adapter that is trained.
     #[serde(default)]
     pub lora: LoraConfig,
@@ -45,6 +50,9 @@ pub struct RunConfig {
     /// What the forward pass keeps for the backward pass.
     #[serde(default)]
     pub recompute: Option<Recompute>,
+    /// The last layers, this many, recompute one step less than `recompute` says: C1 instead of C0, nothing instead of C1.
+    #[serde(default)]
+    pub n_layers_eased: Option<usize>,
     /// The optimizer and its rates.
     #[serde(default)]
     pub optimizer: OptimizerConfig,
@@ -127,10 +135,42 @@ pub enum OverLength {
 #[serde(rename_all = "snake_case")]
 #[ts(export)]
 pub enum BaseFormat {
-    /// 32-bit floats.
+    /// 32-bit floats: exact on the processor.
     F32,
+    /// 16-bit floats, the type that a card computes in.
+    Half,
     /// 4-bit NormalFloat, blocks of 64, double quantisation (Dettmers et al. 2023, arXiv:2305.14314).
     Nf4,
+}
+
+/// Element type the step computes in; sums, losses, norms, the adapter and its optimizer are in 32 bit in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, TS)]
+#[serde(rename_all = "snake_case")]
+#[ts(export)]
+pub enum ComputeDtype {
+    /// 32-bit floats: the processor, and cards without bfloat16.
+    #[default]
+    F32,
+    /// bfloat16: cards since Ampere (RTX 30).
+    Bf16,
+}
+
+impl ComputeDtype {
+    /// Bytes of one element.
+    pub const fn size_bytes(self) -> u64 {
+        match self {
+            ComputeDtype::F32 => 4,
+            ComputeDtype::Bf16 => 2,
+        }
+    }
+
+    /// The tensor library's name for it.
+    pub fn dtype(self) -> candle_core::DType {
+        match self {
+            ComputeDtype::F32 => candle_core::DType::F32,
+            ComputeDtype::Bf16 => candle_core::DType::BF16,
+        }
+    }
 }
 
 /// What a block's forward pass keeps for its backward pass. Results are bit-identical in all modes.
@@ -144,6 +184,16 @@ pub enum Recompute {
     C1,
     /// Keep the input only; `down_proj` is never recomputed.
     C0,
+}
+
+impl Recompute {
+    /// One step less of it.
+    pub fn eased(self) -> Self {
+        match self {
+            Recompute::N | Recompute::C1 => Recompute::N,
+            Recompute::C0 => Recompute::C1,
+        }
+    }
 }
 
 /// A linear layer of a block, by its Hugging Face name.
@@ -328,7 +378,11 @@ impl Default for CheckpointConfig {
 #[ts(export)]
 #[allow(missing_docs)] // the fields mean what they mean in RunConfig
 pub struct Settings {
+    #[serde(default)]
+    pub train_on: TrainOn,
     pub base: BaseFormat,
+    #[serde(default)]
+    pub compute: ComputeDtype,
     pub lora: LoraConfig,
     pub length: usize,
     pub over_length: OverLength,
@@ -336,6 +390,9 @@ pub struct Settings {
     pub micro_batch: usize,
     pub accumulation: usize,
     pub recompute: Recompute,
+    /// The last layers, this many, recompute one step less: C1 instead of C0, nothing instead of C1.
+    #[serde(default)]
+    pub n_layers_eased: usize,
     /// Supervised rows that go through the head at once.
     pub head_rows: usize,
     pub optimizer: OptimizerKind,
@@ -356,9 +413,50 @@ pub struct Settings {
     pub seed: u64,
 }
 
+impl Default for Settings {
+    /// The plainest step, for benchmarks and tests to vary: on the processor in f32, one sequence of 512 tokens, nothing recomputed,
+    /// 32-bit AdamW at a constant rate, one step, no evaluation.
+    fn default() -> Self {
+        Self {
+            train_on: TrainOn::Processor,
+            base: BaseFormat::F32,
+            compute: ComputeDtype::F32,
+            lora: LoraConfig::default(),
+            length: 512,
+            over_length: OverLength::Drop,
+            packing: false,
+            micro_batch: 1,
+            accumulation: 1,
+            recompute: Recompute::N,
+            n_layers_eased: 0,
+            head_rows: crate::plan::HEAD_ROWS,
+            optimizer: OptimizerKind::AdamW32,
+            learning_rate: 1e-4,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            max_grad_norm: 1.0,
+            schedule: ScheduleKind::Constant,
+            warmup_steps: 0,
+            n_steps: 1,
+            evaluate_every_steps: 1,
+            patience: None,
+            n_samples: 0,
+            checkpoints: CheckpointConfig::default(),
+            seed: 0,
+        }
+    }
+}
+
 impl Settings {
     /// Most tokens of one micro-batch, for which the buffers are laid out.
     pub fn max_tokens(&self) -> usize {
         self.micro_batch * self.length
+    }
+
+    /// What layer `layer` of `n_layers` keeps.
+    pub fn recompute_of(&self, layer: usize, n_layers: usize) -> Recompute {
+        if layer + self.n_layers_eased >= n_layers { self.recompute.eased() } else { self.recompute }
     }
 }

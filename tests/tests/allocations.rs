@@ -66,7 +66,7 @@ fn a_step_allocates_no_tensor_in_any_mode() {
             let lora = LoraConfig { dropout, ..settings().lora };
             let optimizer = OptimizerKind::AdamW8;
             let settings = Settings { base, lora: lora.clone(), recompute, optimizer, ..settings() };
-            let model = Model::load(&source, &lora, base, &Device::Cpu).unwrap();
+            let model = Model::load(&source, &lora, (base, ComputeDtype::F32), &Device::Cpu).unwrap();
             let adapter = Adapter::new(source.shape(), &lora, 1, &Device::Cpu).unwrap();
             let mut trainer = Trainer::new(model, adapter, &settings).unwrap();
             let ids: Vec<u32> = (0..128).map(|i| 3 + i % 250).collect();

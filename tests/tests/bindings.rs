@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use hearth_engine::config::RunConfig;
+use hearth_engine::config::{ComputeDtype, RunConfig};
 use hearth_engine::event::EventLine;
 use hearth_engine::export::Proof;
 use hearth_engine::hardware::{Hardware, Profile};
-use hearth_engine::plan::{ComputeDtype, Plan};
+use hearth_engine::plan::Plan;
 use hearth_engine::run::{Inspection, RunSummary};
 use ts_rs::{Config, TS};
 

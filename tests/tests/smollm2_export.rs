@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::Device;
-use hearth_engine::config::{BaseFormat, LoraConfig, Target};
+use hearth_engine::config::{BaseFormat, ComputeDtype, LoraConfig, Target};
 use hearth_engine::export::{
     ExportDtype, MergeOptions, PROOF, Proof, ProofPrompt, Witness, prove_adapter, prove_merged, write_adapter,
     write_merged,
@@ -70,7 +70,7 @@ fn every_export_of_the_demo_model_is_proven() {
     let lora = LoraConfig { rank: 8, alpha: 16.0, dropout: 0.0, targets: Target::ALL.to_vec() };
     let (bundle, stop_ids, prompts) = (source.tokenizer().unwrap(), vec![2], prompts(&source));
     for base in [BaseFormat::F32, BaseFormat::Nf4] {
-        let model = Model::load(&source, &lora, base, &Device::Cpu).unwrap();
+        let model = Model::load(&source, &lora, (base, ComputeDtype::F32), &Device::Cpu).unwrap();
         let adapter = adapter(&model, &lora);
         let witness = Witness::record(&model, &adapter, &prompts, 12, &stop_ids).unwrap();
 
@@ -82,7 +82,7 @@ fn every_export_of_the_demo_model_is_proven() {
         drop(model);
 
         let formats: &[Option<ExportDtype>] = match base {
-            BaseFormat::F32 => &[None, Some(ExportDtype::Bf16)],
+            BaseFormat::F32 | BaseFormat::Half => &[None, Some(ExportDtype::Bf16)],
             BaseFormat::Nf4 => &[None],
         };
         for &dtype in formats {

@@ -1,9 +1,10 @@
-//! Set-up and chores of the repository: `cargo xtask demo|test|app|bench|setup`. One file per chore.
+//! Set-up and chores of the repository: `cargo xtask demo|test|app|bench|cuda|setup`. One file per chore.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a chore speaks to the terminal")]
 
 mod app;
 mod bench;
+mod cuda;
 mod demo;
 mod display;
 mod model;
@@ -34,6 +35,8 @@ enum Chore {
     App(app::Options),
     /// Measure the training step beside torch + peft and planned against measured memory
     Bench(bench::Options),
+    /// Set up the CUDA toolkit and build `hearth-cuda`, the engine for graphics cards
+    Cuda,
     /// Install what building and testing need, and nothing else
     Setup,
 }
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
         Chore::Test(options) => test::test(&options),
         Chore::App(options) => app::app(&options),
         Chore::Bench(options) => bench::bench(&options),
+        Chore::Cuda => cuda::cuda(),
         Chore::Setup => setup::everything(),
     };
     match outcome {

@@ -17,13 +17,17 @@
 //! 256), or the smaller second moments round to zero and their parameters jump.
 //!
 //! All arithmetic is f32; the factors that don't depend on the element are computed in f64. Elements are independent, so
-//! the result doesn't depend on the number of threads.
+//! the result doesn't depend on the number of threads. A card gives the same bits as the processor.
 
 use std::collections::HashMap;
 
 use candle_core::{CpuStorage, DType, Device, InplaceOp2, Layout, Result, Tensor, bail};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaDevice, CudaStorage, backend::BackendStorage};
 use rayon::prelude::*;
 
+#[cfg(feature = "cuda")]
+use super::cuda;
 use super::dynamic8::{BLOCK, SIGNED, UNSIGNED};
 use super::host;
 
@@ -191,6 +195,74 @@ impl InplaceOp2 for AdamW<'_> {
             }),
         }
     }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        params: &mut CudaStorage,
+        params_layout: &Layout,
+        grads: &CudaStorage,
+        grads_layout: &Layout,
+    ) -> Result<()> {
+        const N_THREADS: usize = 256; // as in the kernels
+        let device = grads.device();
+        let params = flat("adamw", cuda::matrix(params, params_layout)?, DType::F32)?;
+        let grads = flat("adamw", cuda::matrix(grads, grads_layout)?, DType::F32)?;
+        let n = params.n_rows * params.n_cols;
+        let of = |tensor: &Tensor, dtype| flat("adamw", cuda::operand(tensor)?, dtype);
+        let (function, n_thread_blocks, moments) = match self.moments {
+            Moments::F32 { m, v } => {
+                let moments = vec![of(m, DType::F32)?, of(v, DType::F32)?];
+                ("adamw_f32", n.div_ceil(4 * N_THREADS), moments)
+            }
+            Moments::U8 { m, m_absmax, v, v_absmax } => {
+                let m = [of(m, DType::U8)?, of(m_absmax, DType::F32)?];
+                let v = [of(v, DType::U8)?, of(v_absmax, DType::F32)?];
+                // Each thread block copies the maps first, so no more of them than run at a time: 4 a multiprocessor.
+                let n_warps = N_THREADS / 32;
+                let n_thread_blocks = n.div_ceil(BLOCK).div_ceil(n_warps).min(4 * n_multiprocessors(device)?);
+                ("adamw_u8", n_thread_blocks, [m, v].concat())
+            }
+        };
+        let mut operands = vec![params, grads];
+        operands.extend(moments);
+        // Four neighbours at a time.
+        let vectors = operands.iter().all(|m| m.pointer.is_multiple_of(4 * m.dtype.size_in_bytes() as u64));
+        let mut arguments: Vec<cuda::Argument> = operands.iter().map(cuda::Matrix::at).collect();
+        arguments.push(n.into());
+        arguments.push(vectors.into());
+        arguments.extend(self.factors.in_order().map(cuda::Argument::from));
+        KERNELS.launch(device, function, [n_thread_blocks, 1, 1], N_THREADS, 0, &arguments)
+    }
+}
+
+#[cfg(feature = "cuda")]
+const KERNELS: cuda::Kernels = cuda::kernels!(
+    "adamw",
+    "M_VALUES" => || SIGNED.value_bytes(),
+    "M_MIDPOINTS" => || SIGNED.midpoint_bytes(),
+    "V_VALUES" => || UNSIGNED.value_bytes(),
+    "V_MIDPOINTS" => || UNSIGNED.midpoint_bytes()
+);
+
+/// Passes on an operand that is contiguous and of the given element type.
+#[cfg(feature = "cuda")]
+pub(super) fn flat(op: &str, operand: cuda::Matrix, dtype: DType) -> Result<cuda::Matrix> {
+    if operand.n_rows > 1 && operand.stride != operand.n_cols {
+        bail!("{op}: rows of {} elements lie {} apart, expected them adjacent", operand.n_cols, operand.stride);
+    }
+    if operand.dtype != dtype {
+        bail!("{op}: an operand is {:?}, expected {dtype:?}", operand.dtype);
+    }
+    Ok(operand)
+}
+
+#[cfg(feature = "cuda")]
+fn n_multiprocessors(device: &CudaDevice) -> Result<usize> {
+    use candle_core::cuda::cudarc::driver::sys::CUdevice_attribute;
+    let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    let count = device.cuda_stream().context().attribute(attribute).map_err(candle_core::Error::wrap)?;
+    Ok(count.max(1) as usize)
 }
 
 /// [`Update`] reduced to the factors of the formula.
@@ -223,6 +295,14 @@ impl Factors {
             root_correction: correction(update.beta2).sqrt() as f32,
             epsilon: update.epsilon as f32,
         }
+    }
+
+    /// In the order of the kernels' parameters.
+    #[cfg(feature = "cuda")]
+    fn in_order(&self) -> [f32; 9] {
+        let &Self { gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, .. } = self;
+        let &Self { decay, step_size, root_correction, epsilon, .. } = self;
+        [gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, decay, step_size, root_correction, epsilon]
     }
 
     /// The formula at the head of this file, for slices of one length.
@@ -359,6 +439,60 @@ mod tests {
             pool.install(|| replay(&golden, &Moments::u8(n, &Device::Cpu).unwrap()).1)
         };
         assert_eq!(run(1), run(3));
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn the_kernels_give_the_bits_of_the_reference() -> Result<()> {
+        use crate::test_support::{card, random, values};
+
+        let Some(card) = card() else { return Ok(()) };
+        type New = fn(usize, &Device) -> Result<Moments>;
+        type Bits = Vec<(&'static str, Vec<u32>)>;
+        let run = |device: &Device, n: usize, offset: usize, new: New| -> Result<Bits> {
+            // Several orders of magnitude, and a block of zeros.
+            let vector = |seed: u64| -> Result<Tensor> {
+                let value = |(i, x): (usize, f32)| if i / BLOCK == 1 { 0.0 } else { x.powi(5) };
+                let values: Vec<f32> =
+                    values(&random(&[n + offset], seed)?)?.into_iter().enumerate().map(value).collect();
+                Tensor::from_vec(values, n + offset, device)?.narrow(0, offset, n)
+            };
+            let (params, moments) = (vector(0)?, new(n, device)?);
+            for step in 1..=5 {
+                let update = Update {
+                    learning_rate: 1e-3,
+                    beta1: 0.9,
+                    beta2: 0.999,
+                    epsilon: 1e-8,
+                    weight_decay: 0.01,
+                    step,
+                    gradient_scale: 0.7,
+                };
+                adamw(&params, &vector(step as u64)?, &moments, &update)?;
+            }
+            let bits = |tensor: &Tensor| -> Result<Vec<u32>> {
+                let values = tensor.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+                Ok(values.into_iter().map(f32::to_bits).collect())
+            };
+            let mut all = vec![("params", bits(&params)?)];
+            for (name, tensor) in moments.tensors() {
+                all.push((name, bits(tensor)?));
+            }
+            Ok(all)
+        };
+        // Partial vectors and blocks; an offset of 1 leaves no parameter at a multiple of 16 bytes.
+        for n in [1, 255, 256, 257, 1000, 300_003] {
+            for offset in [0, 1] {
+                for new in [Moments::f32, Moments::u8] {
+                    let (got, want) = (run(&card, n, offset, new)?, run(&Device::Cpu, n, offset, new)?);
+                    for ((name, got), (_, want)) in got.iter().zip(&want) {
+                        let n_equal = got.iter().zip(want).filter(|(a, b)| a == b).count();
+                        assert_eq!(n_equal, want.len(), "{name} of {n} parameters at {offset}");
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     #[test]

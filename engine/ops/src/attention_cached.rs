@@ -11,10 +11,14 @@
 //! gradient, answers are not trained on.
 
 use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor, bail};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaStorage, backend::BackendStorage};
 use rayon::prelude::*;
 
 use super::attention::{Heads, ROWS, operand, scores, softmax, with_scratch};
 use super::cpu::{Matrix, SharedMut, check_f32, matrix, matrix_mut};
+#[cfg(feature = "cuda")]
+use super::cuda;
 use super::gemm::{Write, product};
 use super::math::{dot, vectorised};
 
@@ -31,8 +35,8 @@ pub struct Span {
     pub n_before: usize,
 }
 
-/// Writes each new row's attention output into `out` (f32 `[n, n_heads * head_dim]`). `queries` is f32 `[n, >= n_heads
-/// * head_dim]`, rotated. `cache` is f32 `[rows, 2 * n_kv_heads * head_dim]`, keys (rotated) before values, and holds
+/// Writes each new row's attention output into `out` (`[n, n_heads * head_dim]`). `queries` is `[n, >= n_heads
+/// * head_dim]`, rotated. All are f32, or of one 16-bit type on a card. `cache` is `[rows, 2 * n_kv_heads * head_dim]`, keys (rotated) before values, and holds
 /// the new rows already. `spans` cover the `n` rows in order.
 pub fn attention_cached(out: &Tensor, queries: &Tensor, cache: &Tensor, spans: &[Span], heads: Heads) -> Result<()> {
     let (n, q_dim, kv_dim) = (out.dim(0)?, heads.n_heads * heads.head_dim, heads.n_kv_heads * heads.head_dim);
@@ -45,8 +49,10 @@ pub fn attention_cached(out: &Tensor, queries: &Tensor, cache: &Tensor, spans: &
             cache.dims()
         );
     }
-    for (name, t) in [("out", out), ("queries", queries), ("cache", cache)] {
-        check_f32("attention_cached", name, t)?;
+    if out.device().is_cpu() {
+        for (name, t) in [("out", out), ("queries", queries), ("cache", cache)] {
+            check_f32("attention_cached", name, t)?;
+        }
     }
     let mut next = 0;
     for span in spans {
@@ -92,6 +98,43 @@ impl InplaceOp1 for Forward<'_> {
             }
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        const KERNELS: cuda::Kernels = cuda::kernels!("attention_cached");
+        /// Eight warps, as the kernel says; its registers hold heads of up to this many elements.
+        const N_THREADS: usize = 256;
+        const MAX_HEAD_DIM: usize = 256;
+        let out = cuda::matrix(storage, layout)?;
+        let (queries, cache) = (cuda::operand(self.queries)?, cuda::operand(self.cache)?);
+        cuda::check_dtypes("attention_cached", &[out, queries, cache])?;
+        let heads = self.heads;
+        if heads.head_dim > MAX_HEAD_DIM {
+            bail!("attention_cached: heads of {}, on a card at most {MAX_HEAD_DIM}", heads.head_dim);
+        }
+        let rows = |span: &Span| {
+            let (first, before) = (span.cache_row as u32, span.n_before as u32);
+            (0..span.n_new as u32).flat_map(move |i| [first, before + i + 1])
+        };
+        let spans: Vec<u32> = self.spans.iter().flat_map(rows).collect();
+        let spans = storage.device().clone_htod(&spans)?;
+        let grid = [out.n_rows, heads.n_heads, 1];
+        let arguments = [
+            out.at(),
+            out.stride.into(),
+            queries.at(),
+            queries.stride.into(),
+            cache.at(),
+            cache.stride.into(),
+            cuda::pointer(&spans),
+            (heads.n_heads as i32).into(),
+            (heads.n_kv_heads as i32).into(),
+            (heads.head_dim as i32).into(),
+            (1.0 / (heads.head_dim as f32).sqrt()).into(),
+        ];
+        let function = format!("attention_cached_{}", cuda::suffix(out.dtype)?);
+        KERNELS.launch(storage.device(), &function, grid, N_THREADS, 0, &arguments)
     }
 }
 
@@ -258,6 +301,30 @@ mod tests {
         }
         let doubles = cache.to_dtype(DType::F64)?;
         assert!(attention_cached(&out, &queries, &doubles, &[span(0, 2, 0, 2)], HEADS).is_err());
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn the_kernel_agrees_with_the_reference_for_heads_of_every_width() -> Result<()> {
+        let Some(card) = crate::test_support::card() else { return Ok(()) };
+        let spans = [
+            Span { row: 0, n_new: 1, cache_row: 0, n_before: 40 },
+            Span { row: 1, n_new: 5, cache_row: 50, n_before: 0 },
+            Span { row: 6, n_new: 3, cache_row: 60, n_before: 300 },
+        ];
+        for head_dim in [8, 64, 96, 128, 256] {
+            let heads = Heads { n_heads: 6, n_kv_heads: 2, head_dim };
+            let inputs = [random(&[9, heads.qkv_dim()], 1)?, random(&[400, 4 * head_dim], 2)?];
+            for case in [(DType::F32, 2e-6), (DType::F16, 2e-3), (DType::BF16, 1e-2)] {
+                crate::test_support::assert_same_on_card(&card, &inputs, case, |inputs| {
+                    let [queries, cache] = inputs else { unreachable!() };
+                    let out = queries.narrow(1, 0, heads.k_start())?.zeros_like()?;
+                    attention_cached(&out, queries, cache, &spans, heads)?;
+                    Ok(vec![out])
+                })?;
+            }
+        }
         Ok(())
     }
 }

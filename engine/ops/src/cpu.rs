@@ -49,7 +49,7 @@ impl<T: Send> MatrixMut<'_, T> {
 
 /// Start, rows, columns and row stride of a layout of one or two dimensions with contiguous rows; leading dimensions
 /// of more are folded into rows where they are contiguous.
-fn matrix_layout(layout: &Layout) -> Result<(usize, usize, usize, usize)> {
+pub(crate) fn matrix_layout(layout: &Layout) -> Result<(usize, usize, usize, usize)> {
     let (dims, strides) = (layout.dims(), layout.stride());
     let (n_rows, n_cols, stride, inner) = match dims.len() {
         1 => (1, dims[0], dims[0], strides[0]),

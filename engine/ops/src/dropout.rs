@@ -5,8 +5,12 @@
 //! random numbers: as easy as 1, 2, 3"), so a recomputed forward pass and the backward pass see the same mask without a byte of it being kept.
 
 use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaStorage, backend::BackendStorage};
 
 use super::cpu::{Matrix, check_shape, matrix, matrix_mut};
+#[cfg(feature = "cuda")]
+use super::cuda;
 
 /// The mask of one call: a seed, unique to step, micro-batch, layer and group, and the probability of a zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,7 +43,7 @@ impl Dropout {
     }
 }
 
-/// `dst = mask * x`; both f32 `[n, k]`.
+/// `dst = mask * x`; both `[n, k]`, f32, or 16-bit on a card.
 pub fn dropout(dst: &Tensor, x: &Tensor, mask: Dropout) -> Result<()> {
     check_shape("dropout", "x", x, dst.dims())?;
     dst.inplace_op1(&Apply { x, mask, add: false })
@@ -74,6 +78,35 @@ impl InplaceOp1 for Apply<'_> {
             }
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        const KERNELS: cuda::Kernels = cuda::kernels!("dropout");
+        const N_THREADS: usize = 256;
+        /// `VECTORS` of dropout.cu.
+        const VECTORS_PER_THREAD: usize = 2;
+        let (dst, x) = (cuda::matrix(storage, layout)?, cuda::operand(self.x)?);
+        cuda::check_dtypes("dropout", &[dst, x])?;
+        let (k, element_bytes) = (dst.n_cols, dst.dtype.size_in_bytes());
+        let vectors = dst.has_vectors() && x.has_vectors() && (k * element_bytes).is_multiple_of(16);
+        let thread_elements = if vectors { VECTORS_PER_THREAD * 16 / element_bytes } else { 4 };
+        let arguments = [
+            dst.at(),
+            dst.stride.into(),
+            x.at(),
+            x.stride.into(),
+            dst.n_rows.into(),
+            k.into(),
+            self.mask.seed.into(),
+            self.mask.threshold().into(),
+            self.mask.scale().into(),
+            vectors.into(),
+        ];
+        let name = if self.add { "dropout_backward" } else { "dropout" };
+        let grid = [k.div_ceil(thread_elements * N_THREADS), dst.n_rows.min(65_535), 1];
+        let function = format!("{name}_{}", cuda::suffix(dst.dtype)?);
+        KERNELS.launch(storage.device(), &function, grid, N_THREADS, 0, &arguments)
     }
 }
 
@@ -133,5 +166,33 @@ mod tests {
         let twice = dx.copy()?;
         dropout_backward(&twice, &dy, mask)?;
         assert_close(&twice, &(dx * 2.0)?, 1e-6)
+    }
+
+    /// The mask must be the same one, and each operation is rounded alone, so all bits are equal: those of the
+    /// reference in f32, rounded to the element type.
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn the_kernels_equal_the_reference_bit_by_bit() -> Result<()> {
+        use candle_core::{DType, Device};
+        let Some(card) = crate::test_support::card() else { return Ok(()) };
+        let mask = Dropout { seed: 0x0123_4567_89ab_cdef, p: 0.3 };
+        for (n, k) in [(1, 1), (5, 37), (64, 264), (70_000, 8)] {
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                let [x, wide] = [random(&[n, k], 1)?.to_dtype(dtype)?, random(&[n, k + 8], 2)?.to_dtype(dtype)?];
+                let run = |x: &Tensor, wide: &Tensor| -> Result<[Tensor; 2]> {
+                    let (dst, added) = (wide.copy()?, wide.copy()?);
+                    dropout(&dst.narrow(1, 8, k)?, x, mask)?;
+                    dropout_backward(&added.narrow(1, 0, k)?, x, mask)?;
+                    Ok([dst, added])
+                };
+                let want = run(&x.to_dtype(DType::F32)?, &wide.to_dtype(DType::F32)?)?;
+                let got = run(&x.to_device(&card)?, &wide.to_device(&card)?)?;
+                for (got, want) in got.iter().zip(&want) {
+                    let got = values(&got.to_device(&Device::Cpu)?.to_dtype(DType::F32)?)?;
+                    assert_eq!(got, values(&want.to_dtype(dtype)?.to_dtype(DType::F32)?)?, "{dtype:?} [{n}, {k}]");
+                }
+            }
+        }
+        Ok(())
     }
 }

@@ -58,6 +58,18 @@ impl DynamicMap {
         &self.values
     }
 
+    /// The values as kernels read them.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn value_bytes(&self) -> Vec<u8> {
+        bytes(&self.values)
+    }
+
+    /// The thresholds as kernels read them.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn midpoint_bytes(&self) -> Vec<u8> {
+        bytes(&self.midpoints)
+    }
+
     /// The code nearest to `value`; values outside the range take the outermost code, NaN takes code 0.
     #[inline]
     pub(crate) fn code(&self, value: f32) -> u8 {
@@ -92,6 +104,12 @@ impl DynamicMap {
 /// What a block's values are multiplied with. A block of zeros keeps its zeros instead of becoming NaN.
 pub(crate) fn reciprocal(absmax: f32) -> f32 {
     1.0 / absmax.max(1e-38)
+}
+
+/// A table as a kernel's constant.
+#[cfg(feature = "cuda")]
+pub(crate) fn bytes(table: &[f32]) -> Vec<u8> {
+    table.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
 /// `torch.linspace` in f32: counted from the nearer end, with one rounding a value (it is compiled to fused operations).

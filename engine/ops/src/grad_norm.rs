@@ -5,13 +5,22 @@
 //! (Pascanu et al. 2012, arXiv:1211.5063 §3.2; the constant is PyTorch's).
 
 use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaStorage, backend::BackendStorage};
 use rayon::prelude::*;
 
+#[cfg(feature = "cuda")]
+use super::cuda;
 use super::host;
+
+/// Gradients that are added up on their own.
+const PIECE: usize = 16 * 1024;
 
 /// `Σ gᵢ²` of a contiguous f32 tensor. NaN or infinite where a gradient is.
 pub fn sum_of_squares(grads: &Tensor) -> Result<f64> {
-    let sum = Tensor::zeros(1, DType::F64, grads.device())?;
+    // On a card the sums of the pieces lie behind the total.
+    let n_pieces = if grads.device().is_cuda() { grads.elem_count().div_ceil(PIECE) } else { 0 };
+    let sum = Tensor::zeros(1 + n_pieces, DType::F64, grads.device())?;
     sum.inplace_op2(grads, &SumOfSquares)?;
     Ok(sum.to_vec1::<f64>()?[0])
 }
@@ -31,10 +40,32 @@ impl InplaceOp2 for SumOfSquares {
     }
 
     fn cpu_fwd(&self, sum: &mut CpuStorage, sum_layout: &Layout, grads: &CpuStorage, layout: &Layout) -> Result<()> {
-        const PIECE: usize = 16 * 1024;
         let pieces: Vec<f64> = host::values::<f32>(grads, layout)?.par_chunks(PIECE).map(piece_sum).collect();
         host::values_mut::<f64>(sum, sum_layout)?[0] = pieces.iter().sum();
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        sum: &mut CudaStorage,
+        sum_layout: &Layout,
+        grads: &CudaStorage,
+        grads_layout: &Layout,
+    ) -> Result<()> {
+        const KERNELS: cuda::Kernels = cuda::kernels!("grad_norm");
+        const N_THREADS: usize = 256; // as in the kernels
+        let sum = cuda::matrix(sum, sum_layout)?;
+        let device = grads.device();
+        let grads = super::adamw::flat("sum_of_squares", cuda::matrix(grads, grads_layout)?, DType::F32)?;
+        let n = grads.n_rows * grads.n_cols;
+        let n_pieces = n.div_ceil(PIECE);
+        let pieces = cuda::Argument::Pointer(sum.pointer + DType::F64.size_in_bytes() as u64);
+        let vectors = grads.pointer.is_multiple_of(16);
+        let arguments = [pieces, grads.at(), n.into(), vectors.into()];
+        KERNELS.launch(device, "sum_of_squares_pieces", [n_pieces, 1, 1], N_THREADS, 0, &arguments)?;
+        let arguments = [sum.at(), pieces, n_pieces.into()];
+        KERNELS.launch(device, "sum_of_squares_total", [1, 1, 1], N_THREADS, 0, &arguments)
     }
 }
 
@@ -81,6 +112,30 @@ mod tests {
             pool.install(|| sum_of_squares(&tensor).unwrap().to_bits())
         };
         assert_eq!(run(1), run(5));
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn the_kernels_agree_with_the_reference_and_repeat_their_bits() {
+        let Some(card) = crate::test_support::card() else { return };
+        for n in [1, 7, 1023, 16_384, 16_385, 100_003, 5_000_000] {
+            let host = Tensor::new(values(n), &Device::Cpu).unwrap();
+            let tensor = host.to_device(&card).unwrap();
+            let (sum, exact) = (sum_of_squares(&tensor).unwrap(), sum_of_squares(&host).unwrap());
+            // Both add in f64, in different orders.
+            assert!((sum - exact).abs() <= 1e-12 * exact, "{n}: {sum} against {exact}");
+            assert_eq!(sum_of_squares(&tensor).unwrap().to_bits(), sum.to_bits());
+            // A start that is no multiple of 16 bytes takes another path, with the same order of additions.
+            let padded = Tensor::cat(&[&tensor.narrow(0, 0, 1).unwrap(), &tensor], 0).unwrap();
+            assert_eq!(sum_of_squares(&padded.narrow(0, 1, n).unwrap()).unwrap().to_bits(), sum.to_bits());
+        }
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut values = values(20_000);
+            values[17_000] = bad;
+            assert!(!sum_of_squares(&Tensor::new(values, &card).unwrap()).unwrap().is_finite());
+        }
+        let wide = Tensor::zeros((2, 4), DType::F32, &card).unwrap();
+        assert!(sum_of_squares(&wide.narrow(1, 0, 2).unwrap()).is_err());
     }
 
     #[test]

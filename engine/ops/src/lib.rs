@@ -21,6 +21,10 @@ pub mod swiglu;
 pub mod upload;
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cublas;
+#[cfg(feature = "cuda")]
+mod cuda;
 pub(crate) mod dynamic8;
 mod host;
 mod math;
@@ -28,3 +32,8 @@ mod math;
 pub(crate) mod test_support;
 
 pub use candle_core::Result;
+#[cfg(feature = "cuda")]
+pub use cuda::{Ballast, card, leave};
+
+/// Whether this build has kernels for a graphics card beside the references.
+pub const HAS_KERNELS: bool = cfg!(feature = "cuda");

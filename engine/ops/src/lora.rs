@@ -18,9 +18,13 @@
 use std::ops::Range;
 
 use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor, bail};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaStorage, backend::BackendStorage};
 
 use super::cpu::{cpu_storage, matrix_mut};
 use super::gemm::{Write, product, threads};
+#[cfg(feature = "cuda")]
+use super::{cublas, cuda};
 
 /// Writes `scale * X M` beside `X` inside one buffer: `buffer[:, to] = scale * buffer[:, from] M`, `M` being
 /// `[from.len(), to.len()]` with any strides. `buffer` is f32 `[n, >= to.end]`, and `from` and `to` don't meet.
@@ -64,9 +68,17 @@ impl InplaceOp1 for Project<'_> {
         }
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        let buffer = cublas::operand(storage, layout)?;
+        let (dst, from) = (buffer.columns(&self.to), buffer.columns(&self.from));
+        cublas::product(storage.device(), dst, from, cublas::operand_of(self.m)?, self.scale, (dst, 0.0))
+    }
 }
 
-/// Copies an adapter matrix into its place in a padded weight: `dst = src`, both f32 of one shape, rows at any stride.
+/// Copies an adapter matrix into its place in a padded weight: `dst = src`, of one shape, rows at any stride. Both are
+/// f32; on a card both are of one type, or an f32 `src` is rounded to the 16 bits of `dst`.
 pub fn place(dst: &Tensor, src: &Tensor) -> Result<()> {
     if dst.dims() != src.dims() {
         bail!("place: {:?} into {:?}", src.dims(), dst.dims());
@@ -88,6 +100,37 @@ impl InplaceOp1 for Place<'_> {
         let src = super::cpu::matrix::<f32>(&src, s_layout)?;
         matrix_mut::<f32>(storage, layout)?.par_rows(|i, row| row.copy_from_slice(src.row(i)));
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        const KERNELS: cuda::Kernels = cuda::kernels!("lora");
+        const N_THREADS: usize = 256;
+        /// `ROWS` of lora.cu.
+        const ROWS_PER_THREAD: usize = 4;
+        let (dst, src) = (cuda::matrix(storage, layout)?, cuda::operand(self.src)?);
+        if dst.dtype != src.dtype && src.dtype != candle_core::DType::F32 {
+            bail!("place: {:?} into {:?}", src.dtype, dst.dtype);
+        }
+        let (n, n_columns, vector_elements) = (dst.n_rows, dst.n_cols, 16 / dst.dtype.size_in_bytes());
+        let vectors = dst.has_vectors() && src.has_vectors() && n_columns.is_multiple_of(vector_elements);
+        let n_items = n_columns / if vectors { vector_elements } else { 1 };
+        // The block's threads lie over as many columns as there are, the rest over rows: a B of rank 16 is narrow.
+        let log2_columns = n_items.min(N_THREADS).next_power_of_two().ilog2();
+        let n_row_groups = n.div_ceil((N_THREADS >> log2_columns) * ROWS_PER_THREAD);
+        let arguments = [
+            dst.at(),
+            dst.stride.into(),
+            src.at(),
+            src.stride.into(),
+            n.into(),
+            n_columns.into(),
+            (log2_columns as i32).into(),
+            vectors.into(),
+        ];
+        let function = format!("place_{}_{}", cuda::suffix(dst.dtype)?, cuda::suffix(src.dtype)?);
+        let grid = [n_items.div_ceil(1 << log2_columns) * n_row_groups, 1, 1];
+        KERNELS.launch(storage.device(), &function, grid, N_THREADS, 0, &arguments)
     }
 }
 
@@ -147,5 +190,32 @@ mod tests {
         let dx = zeros(&[n, k])?;
         gemm(&dx, &dy_buffer, &padded.narrow(1, 0, k)?, 1.0, Write::Set)?;
         assert_gradient(plain, &x, &dy, &dx)
+    }
+
+    /// A copy: bits are equal, those of an f32 rounded to the destination's type where that is narrower.
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn place_copies_and_rounds_on_the_card_and_touches_nothing_beside() -> Result<()> {
+        use candle_core::{DType, Device};
+        let Some(card) = crate::test_support::card() else { return Ok(()) };
+        for (n, k) in [(1, 1), (5, 37), (300, 16), (16, 4096), (70, 264), (1, 100_000)] {
+            let (src, dst) = (random(&[n, k + 8], 1)?, random(&[n, k + 16], 2)?);
+            for (from, to) in [
+                (DType::F32, DType::F32),
+                (DType::F16, DType::F16),
+                (DType::BF16, DType::BF16),
+                (DType::F32, DType::F16),
+                (DType::F32, DType::BF16),
+            ] {
+                let (src, dst) = (src.to_dtype(from)?, dst.to_dtype(to)?);
+                let got = dst.to_device(&card)?;
+                place(&got.narrow(1, 8, k)?, &src.to_device(&card)?.narrow(1, 0, k)?)?;
+                let copied = src.narrow(1, 0, k)?.to_dtype(to)?;
+                let want = Tensor::cat(&[dst.narrow(1, 0, 8)?, copied, dst.narrow(1, 8 + k, 8)?], 1)?;
+                let got = got.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
+                assert_close(&got, &want.to_dtype(DType::F32)?, 0.0)?;
+            }
+        }
+        Ok(())
     }
 }

@@ -17,8 +17,14 @@
 //! 4.127 bits a weight: `n/2 + n/64 + 4n/16384` bytes and the offset.
 
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor, bail};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaStorage, DType, backend::BackendStorage};
 use rayon::prelude::*;
 
+#[cfg(feature = "cuda")]
+use super::adamw::flat;
+#[cfg(feature = "cuda")]
+use super::cuda;
 use super::dynamic8::{self, SIGNED};
 use super::host::{self, Element};
 
@@ -107,7 +113,10 @@ impl Nf4 {
     }
 }
 
-/// Quantises `weights`, row-major `[rows, cols]`, and places the result on `device`. Runs on the host.
+/// Quantises `weights`, row-major `[rows, cols]`, and places the result on `device`. The same bits on every device.
+///
+/// Codes and absmax are computed on `device`, which on a card takes 64 MiB of it for the time of the call; the second
+/// quantisation, of one value in 64, runs on the host.
 ///
 /// # Errors
 /// Where `weights` isn't `rows * cols` long, its length is odd, or a weight is not finite.
@@ -116,7 +125,7 @@ pub fn quantize(weights: &[f32], rows: usize, cols: usize, device: &Device) -> R
     if weights.len() != n || n % 2 != 0 || n == 0 {
         bail!("nf4: expected an even number of weights, {rows} x {cols}, got {}", weights.len());
     }
-    let (codes, absmax) = quantize_blocks(weights);
+    let (codes, absmax) = codes_and_absmax(weights, device)?;
     // Summed in f64: the nearest f32 to the true mean, independent of any order of summation.
     let offset = (absmax.iter().map(|&a| f64::from(a)).sum::<f64>() / absmax.len() as f64) as f32;
     if !offset.is_finite() || absmax.iter().any(|a| !a.is_finite()) {
@@ -124,7 +133,7 @@ pub fn quantize(weights: &[f32], rows: usize, cols: usize, device: &Device) -> R
     }
     let (absmax_codes, nested) = quantize_absmax(&absmax, offset);
     Ok(Nf4 {
-        codes: Tensor::from_vec(codes, n / 2, device)?,
+        codes,
         nested_absmax: Tensor::from_vec(nested, absmax.len().div_ceil(dynamic8::BLOCK), device)?,
         absmax: Tensor::from_vec(absmax_codes, absmax.len(), device)?,
         offset,
@@ -132,6 +141,43 @@ pub fn quantize(weights: &[f32], rows: usize, cols: usize, device: &Device) -> R
         cols,
     })
 }
+
+/// Codes, on `device`, and absmax of every block of 64.
+fn codes_and_absmax(weights: &[f32], device: &Device) -> Result<(Tensor, Vec<f32>)> {
+    #[cfg(feature = "cuda")]
+    if device.is_cuda() {
+        return quantize_on_card(weights, 64 * 1024 * 1024 / 4, device);
+    }
+    let (codes, absmax) = quantize_blocks(weights);
+    Ok((Tensor::from_vec(codes, weights.len() / 2, device)?, absmax))
+}
+
+/// [`quantize_blocks`] by a card, which holds `piece` weights at a time, whole blocks.
+#[cfg(feature = "cuda")]
+fn quantize_on_card(weights: &[f32], piece: usize, device: &Device) -> Result<(Tensor, Vec<f32>)> {
+    const WARPS: usize = 8; // a block of weights each
+    let codes = Tensor::zeros(weights.len() / 2, DType::U8, device)?;
+    let absmax = Tensor::zeros(weights.len().div_ceil(BLOCK), DType::F32, device)?;
+    for (i, weights) in weights.chunks(piece).enumerate() {
+        let n_blocks = weights.len().div_ceil(BLOCK);
+        let codes = codes.narrow(0, i * piece / 2, weights.len() / 2)?;
+        let absmax = absmax.narrow(0, i * piece / BLOCK, n_blocks)?;
+        let weights = Tensor::from_slice(weights, weights.len(), device)?;
+        let (codes, absmax, weights) = (cuda::operand(&codes)?, cuda::operand(&absmax)?, cuda::operand(&weights)?);
+        let arguments = [codes.at(), absmax.at(), weights.at(), weights.n_cols.into()];
+        let grid = [n_blocks.div_ceil(WARPS), 1, 1];
+        KERNELS.launch(device.as_cuda_device()?, "nf4_quantize", grid, 32 * WARPS, 0, &arguments)?;
+    }
+    Ok((codes, absmax.to_vec1()?))
+}
+
+#[cfg(feature = "cuda")]
+const KERNELS: cuda::Kernels = cuda::kernels!(
+    "nf4",
+    "NF4_VALUES" => || dynamic8::bytes(&NF4),
+    "NF4_THRESHOLDS" => || dynamic8::bytes(&THRESHOLDS),
+    "ABSMAX_VALUES" => || SIGNED.value_bytes()
+);
 
 /// Codes and absmax of every block of 64.
 fn quantize_blocks(weights: &[f32]) -> (Vec<u8>, Vec<f32>) {
@@ -174,12 +220,13 @@ fn quantize_absmax(absmax: &[f32], offset: f32) -> (Vec<u8>, Vec<f32>) {
     (codes, nested)
 }
 
-/// Writes the weights of `src` into `dst`, an f32 view `[rows, cols]` whose rows may lie further apart than `cols`.
+/// Writes the weights of `src` into `dst`, a view `[rows, cols]` whose rows may lie further apart than `cols`: f32, or
+/// 16-bit on a card (the f32 weight, rounded to nearest).
 ///
 /// The bytes between the rows of `dst` are not touched.
 ///
 /// # Errors
-/// Where shapes differ, `dst` is not f32 or its columns are not adjacent.
+/// Where shapes differ, `dst` has another element type or its columns are not adjacent.
 pub fn dequantize(dst: &Tensor, src: &Nf4) -> Result<()> {
     src.check()?;
     if dst.dims() != [src.rows, src.cols] {
@@ -221,6 +268,34 @@ impl InplaceOp1 for Dequantize<'_> {
                 })
             })
         })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, dst: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        let device = dst.device();
+        let dst = cuda::matrix(dst, layout)?;
+        let operand = |tensor: &Tensor, dtype| flat("nf4", cuda::operand(tensor)?, dtype);
+        let codes = operand(&self.src.codes, DType::U8)?;
+        let absmax = operand(&self.src.absmax, DType::U8)?;
+        let nested = operand(&self.src.nested_absmax, DType::F32)?;
+        let suffix = cuda::suffix(dst.dtype)?;
+        let (rows, cols, offset) = (self.src.rows, self.src.cols, self.src.offset);
+        let mut arguments = vec![dst.at(), dst.stride.into(), codes.at(), absmax.at(), nested.at(), offset.into()];
+        arguments.push(rows.into());
+        arguments.push(cols.into());
+        if cols.is_multiple_of(BLOCK) && codes.pointer.is_multiple_of(4) {
+            // A warp writes a tile of up to 1024 weights of a row.
+            const WARPS: usize = 8;
+            let n_tiles = rows * cols.div_ceil(1024);
+            arguments.push(dst.has_vectors().into());
+            let function = format!("nf4_dequantize_{suffix}");
+            KERNELS.launch(device, &function, [n_tiles.div_ceil(WARPS), 1, 1], 32 * WARPS, 0, &arguments)
+        } else {
+            const N_THREADS: usize = 256;
+            let function = format!("nf4_dequantize_each_{suffix}");
+            let grid = [cols.div_ceil(N_THREADS), rows.min(65_535), 1];
+            KERNELS.launch(device, &function, grid, N_THREADS, 0, &arguments)
+        }
     }
 }
 
@@ -286,6 +361,12 @@ pub(crate) mod tests {
         (0..n).map(|_| uniform() + uniform() + uniform()).collect()
     }
 
+    /// A quantised matrix on another device.
+    fn moved(src: &Nf4, device: &Device) -> Nf4 {
+        let to = |tensor: &Tensor| tensor.to_device(device).unwrap();
+        Nf4 { codes: to(&src.codes), absmax: to(&src.absmax), nested_absmax: to(&src.nested_absmax), ..src.clone() }
+    }
+
     /// Golden matrices: name, rows, cols.
     const MATRICES: [(&str, usize, usize); 4] =
         [("two_blocks", 2, 64), ("odd_tail", 6, 55), ("zero_block", 8, 32), ("many", 280, 64)];
@@ -326,12 +407,17 @@ pub(crate) mod tests {
                 rows,
                 cols,
             };
-            let dst = Tensor::zeros((rows, cols), DType::F32, &Device::Cpu).unwrap();
-            dequantize(&dst, &src).unwrap();
-            let ours = dst.flatten_all().unwrap().to_vec1::<f32>().unwrap();
             let theirs = get("dequantized").flatten_all().unwrap().to_vec1::<f32>().unwrap();
-            for (i, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
-                assert_eq!(ours.to_bits(), theirs.to_bits(), "{name}[{i}]: {ours} against {theirs}");
+            let devices = std::iter::once(Device::Cpu);
+            #[cfg(feature = "cuda")]
+            let devices = devices.chain(crate::test_support::card());
+            for device in devices {
+                let dst = Tensor::zeros((rows, cols), DType::F32, &device).unwrap();
+                dequantize(&dst, &moved(&src, &device)).unwrap();
+                let ours = dst.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+                for (i, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
+                    assert_eq!(ours.to_bits(), theirs.to_bits(), "{name}[{i}]: {ours} against {theirs}");
+                }
             }
         }
     }
@@ -355,6 +441,66 @@ pub(crate) mod tests {
                 }
             }
         }
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn the_kernels_give_the_bits_of_the_reference_and_keep_the_padding() {
+        let Some(card) = crate::test_support::card() else { return };
+        let golden = golden("bnb.safetensors");
+        let of_golden = MATRICES.iter().map(|&(name, rows, cols)| {
+            let weights = golden[&format!("nf4.{name}.weights")].flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            (rows, cols, weights)
+        });
+        // Rows of whole and part tiles, of blocks that straddle rows, of odd length; more rows than a grid is high.
+        let shapes = [(5, 64), (3, 130), (7, 6), (4, 33), (300, 192), (3, 1088), (2, 4160), (70_000, 2)];
+        let of_shape = shapes.iter().map(|&(rows, cols)| (rows, cols, random(rows * cols, 7)));
+        for (rows, cols, weights) in of_golden.chain(of_shape) {
+            let src = quantize(&weights, rows, cols, &Device::Cpu).unwrap();
+            let on_card = moved(&src, &card);
+            // The view's first column and the buffer's padding: with and without whole vectors.
+            for (start, padding) in [(0, 0), (0, 16), (8, 16), (2, 5)] {
+                let fill = |dtype, src: &Nf4, device: &Device| {
+                    let buffer = Tensor::full(9f32, (rows + 2, cols + padding), device).unwrap();
+                    let buffer = buffer.to_dtype(dtype).unwrap();
+                    dequantize(&buffer.narrow(0, 1, rows).unwrap().narrow(1, start, cols).unwrap(), src).unwrap();
+                    buffer.to_device(&Device::Cpu).unwrap()
+                };
+                let bits = |buffer: &Tensor| -> Vec<u32> {
+                    let values = buffer.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+                    values.into_iter().map(f32::to_bits).collect()
+                };
+                let want = fill(DType::F32, &src, &Device::Cpu);
+                for dtype in [DType::F32, DType::F16, DType::BF16] {
+                    let (got, want) = (bits(&fill(dtype, &on_card, &card)), bits(&want.to_dtype(dtype).unwrap()));
+                    let wrong = got.iter().zip(&want).position(|(a, b)| a != b);
+                    assert_eq!(wrong, None, "{rows} x {cols} in {dtype:?}, columns from {start} of {padding} more");
+                }
+            }
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn the_card_quantises_to_the_bits_of_the_host() {
+        let Some(card) = crate::test_support::card() else { return };
+        for (rows, cols) in [(1, 2), (2, 64), (6, 55), (8, 32), (280, 64), (33, 1000)] {
+            let mut weights = random(rows * cols, 5);
+            weights[rows * cols / 2..].iter_mut().take(BLOCK).for_each(|w| *w = 0.0);
+            let (got, want) =
+                (quantize(&weights, rows, cols, &card).unwrap(), quantize(&weights, rows, cols, &Device::Cpu).unwrap());
+            let u8s = |tensor: &Tensor| tensor.to_vec1::<u8>().unwrap();
+            assert_eq!(u8s(&got.codes), u8s(&want.codes), "{rows} x {cols}");
+            assert_eq!(u8s(&got.absmax), u8s(&want.absmax), "{rows} x {cols}");
+            let nested = |src: &Nf4| src.nested_absmax.to_vec1::<f32>().unwrap();
+            assert_eq!(nested(&got), nested(&want), "{rows} x {cols}");
+            assert_eq!(got.offset.to_bits(), want.offset.to_bits(), "{rows} x {cols}");
+
+            let (codes, absmax) = quantize_on_card(&weights, 2 * BLOCK, &card).unwrap();
+            assert_eq!((u8s(&codes), absmax), quantize_blocks(&weights), "{rows} x {cols} in pieces");
+        }
+        assert!(quantize(&[0.0, f32::NAN], 1, 2, &card).is_err());
+        assert!(quantize(&[f32::NEG_INFINITY, 0.0], 1, 2, &card).is_err());
     }
 
     #[test]

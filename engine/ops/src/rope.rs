@@ -2,12 +2,19 @@
 //! element `i` of a head's first half turns with element `i` of its second half by `position * frequency[i]`.
 
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor, bail};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaStorage, DType, backend::BackendStorage};
 
 use super::cpu::{Matrix, flat, matrix, matrix_mut};
+#[cfg(feature = "cuda")]
+use super::cuda;
+#[cfg(feature = "cuda")]
+use super::rows::vector;
 
-/// Rotates the first `n_heads` heads of every row of `dst` (`[n, >= n_heads * head_dim]`, f32) in place by the row's
-/// position (`positions`: u32 `[n]`). `table` is [`table`]'s. The rotation is orthogonal, so its gradient is the rotation
-/// by the negative angle: `inverse`.
+/// Rotates the first `n_heads` heads of every row of `dst` (`[n, >= n_heads * head_dim]`, f32, or 16-bit on a card) in
+/// place by the row's position (`positions`: u32 `[n]`). `table` is [`table`]'s. The rotation is orthogonal, so its
+/// gradient is the rotation by the negative angle: `inverse`. On a card nothing fails at a position past the table: its
+/// row stays as it is.
 pub fn rope(dst: &Tensor, positions: &Tensor, table: &Tensor, n_heads: usize, inverse: bool) -> Result<()> {
     let (n, width) = dst.dims2()?;
     let (_, head_dim) = table.dims2()?;
@@ -67,6 +74,47 @@ impl InplaceOp1 for Rotate<'_> {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        const KERNELS: cuda::Kernels = cuda::kernels!("rope");
+        const N_THREADS: usize = 256;
+        /// `HEADS` of rope.cu.
+        const HEADS_PER_THREAD: usize = 2;
+        let dst = cuda::matrix(storage, layout)?;
+        let positions = vector("rope", self.positions, DType::U32)?;
+        let table = cuda::operand(self.table)?;
+        if table.dtype != DType::F32 {
+            bail!("rope: a table of {:?}, expected f32", table.dtype);
+        }
+        let (head_dim, half, element_bytes) = (table.n_cols, table.n_cols / 2, dst.dtype.size_in_bytes());
+        let vectors = dst.has_vectors()
+            && table.has_vectors()
+            && head_dim.is_multiple_of(2)
+            && (half * element_bytes).is_multiple_of(16);
+        let n_columns = if vectors { half * element_bytes / 16 } else { half };
+        let items_per_row = n_columns * self.n_heads.div_ceil(HEADS_PER_THREAD);
+        if items_per_row == 0 {
+            return Ok(());
+        }
+        let rows_per_block = (N_THREADS / items_per_row).max(1);
+        let arguments = [
+            dst.at(),
+            dst.stride.into(),
+            positions.at(),
+            table.at(),
+            table.stride.into(),
+            table.n_rows.into(),
+            dst.n_rows.into(),
+            (self.n_heads as i32).into(),
+            (head_dim as i32).into(),
+            (if self.inverse { -1f32 } else { 1.0 }).into(),
+            (rows_per_block as i32).into(),
+            vectors.into(),
+        ];
+        let grid = [dst.n_rows.div_ceil(rows_per_block), 1, 1];
+        KERNELS.launch(storage.device(), &format!("rope_{}", cuda::suffix(dst.dtype)?), grid, N_THREADS, 0, &arguments)
+    }
 }
 
 #[cfg(test)]
@@ -91,5 +139,30 @@ mod tests {
         let back = forward(&x)?;
         rope(&back, &positions, &table, 2, true)?;
         assert_close(&back, &x, 1e-6)
+    }
+
+    /// f32: products and sums may be fused. 16-bit: each element is rounded once, in the inverse once more.
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn the_kernel_agrees_with_the_reference_on_odd_heads_and_strided_rows() -> Result<()> {
+        let Some(card) = crate::test_support::card() else { return Ok(()) };
+        for (n, n_heads, half) in [(5, 3, 5), (7, 1, 8), (300, 5, 64), (9, 40, 64), (3, 130, 128)] {
+            let frequencies: Vec<f32> = (0..half).map(|i| 0.7f32.powi(i)).collect();
+            let width = n_heads * 2 * half as usize;
+            let inputs = [random(&[n, width + 24], 1)?];
+            for case in [(DType::F32, 1e-6), (DType::F16, 2e-3), (DType::BF16, 1e-2)] {
+                crate::test_support::assert_same_on_card(&card, &inputs, case, |inputs| {
+                    let (device, positions) = (inputs[0].device(), (0..n as u32).map(|i| i * 7 % 31));
+                    let positions = Tensor::new(positions.collect::<Vec<_>>(), device)?;
+                    let table = table(&frequencies, 31, device)?;
+                    let (once, back) = (inputs[0].copy()?, inputs[0].copy()?);
+                    rope(&once.narrow(1, 8, width + 8)?, &positions, &table, n_heads, false)?;
+                    rope(&back, &positions, &table, n_heads, false)?;
+                    rope(&back, &positions, &table, n_heads, true)?;
+                    Ok(vec![once, back])
+                })?;
+            }
+        }
+        Ok(())
     }
 }

@@ -1,8 +1,12 @@
 //! SwiGLU (Shazeer 2020, arXiv:2002.05202): `y = silu(gate) * up`, gate and up side by side in one buffer.
 
 use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor, bail};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaStorage, backend::BackendStorage};
 
 use super::cpu::{Matrix, check_shape, matrix, matrix_mut};
+#[cfg(feature = "cuda")]
+use super::cuda;
 use super::math::{sigmoid, vectorised};
 
 /// `dst = silu(gate) * up`. `dst` is `[n, f]`, `gate_up` is `[n, 2f]`, gate first; f32.
@@ -45,6 +49,13 @@ impl InplaceOp1 for Forward<'_> {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        let dst = cuda::matrix(storage, layout)?;
+        let gate_up = cuda::operand(self.gate_up)?;
+        launch("swiglu", storage.device(), dst, gate_up, dst.n_cols)
+    }
 }
 
 struct Backward<'a> {
@@ -81,6 +92,28 @@ impl InplaceOp1 for Backward<'_> {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        let gate_up = cuda::matrix(storage, layout)?;
+        let dy = cuda::operand(self.dy)?;
+        launch("swiglu_backward", storage.device(), gate_up, dy, dy.n_cols)
+    }
+}
+
+/// Launches one of the two kernels: a destination and an operand, `f` columns of activation.
+#[cfg(feature = "cuda")]
+fn launch(name: &str, device: &candle_core::CudaDevice, dst: cuda::Matrix, src: cuda::Matrix, f: usize) -> Result<()> {
+    const KERNELS: cuda::Kernels = cuda::kernels!("swiglu");
+    const N_THREADS: usize = 256;
+    cuda::check_dtypes("swiglu", &[dst, src])?;
+    let vectors = dst.has_vectors() && src.has_vectors() && (f * dst.dtype.size_in_bytes()).is_multiple_of(16);
+    let columns = f.div_ceil(if vectors { 16 / dst.dtype.size_in_bytes() } else { 1 });
+    let function = format!("{name}_{}", cuda::suffix(dst.dtype)?);
+    let grid = [columns.div_ceil(N_THREADS), dst.n_rows.min(65_535), 1];
+    let arguments =
+        [dst.at(), dst.stride.into(), src.at(), src.stride.into(), dst.n_rows.into(), f.into(), vectors.into()];
+    KERNELS.launch(device, &function, grid, N_THREADS, 0, &arguments)
 }
 
 #[cfg(test)]
@@ -109,5 +142,27 @@ mod tests {
             Ok(y)
         };
         assert_gradient(forward, &gate_up, &dy, &dx)
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn the_kernels_agree_with_the_reference_on_odd_widths_and_strided_rows() -> Result<()> {
+        use candle_core::DType;
+        let Some(card) = crate::test_support::card() else { return Ok(()) };
+        for (n, f) in [(5, 23), (3, 512), (70_000, 8)] {
+            let inputs = [(random(&[n, 2 * f + 8], 1)? * 4.0)?, random(&[n, f], 2)?];
+            for case in [(DType::F32, 2e-6), (DType::F16, 1e-3), (DType::BF16, 8e-3)] {
+                crate::test_support::assert_same_on_card(&card, &inputs, case, |inputs| {
+                    let [wide, dy] = inputs else { unreachable!() };
+                    let gate_up = wide.narrow(1, 0, 2 * f)?;
+                    let y = dy.zeros_like()?;
+                    swiglu(&y, &gate_up)?;
+                    let dx = wide.copy()?;
+                    swiglu_backward(&dx.narrow(1, 0, 2 * f)?, dy)?;
+                    Ok(vec![y, dx])
+                })?;
+            }
+        }
+        Ok(())
     }
 }

@@ -62,3 +62,43 @@ pub(crate) fn assert_gradient(
     }
     Ok(())
 }
+
+/// The card, for tests of kernels; `None`, with a sentence, where there is none.
+#[cfg(feature = "cuda")]
+pub(crate) fn card() -> Option<Device> {
+    let card = crate::cuda::card(0);
+    if let Err(error) = &card {
+        println!("skipped: this test needs a graphics card ({error})");
+    }
+    card.ok()
+}
+
+/// Runs `f` on the processor in f32 and on the card in `dtype`, from the same values, and compares all results.
+///
+/// The f32 tensors among `inputs` are rounded to `dtype` first, so the difference is what the kernel itself rounds. Where an operand
+/// stays f32 in every precision (a norm's weight, a log-sum-exp), `f` casts it back.
+#[cfg(feature = "cuda")]
+#[track_caller]
+pub(crate) fn assert_same_on_card(
+    card: &Device,
+    inputs: &[Tensor],
+    (dtype, tolerance): (candle_core::DType, f32),
+    f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
+) -> Result<()> {
+    use candle_core::DType::F32;
+    let rounded: Vec<Tensor> = inputs
+        .iter()
+        .map(|t| if t.dtype() == F32 { t.to_dtype(dtype) } else { Ok(t.clone()) })
+        .collect::<Result<_>>()?;
+    let on_host: Vec<Tensor> = rounded
+        .iter()
+        .map(|t| if t.dtype() == dtype { t.to_dtype(F32) } else { Ok(t.clone()) })
+        .collect::<Result<_>>()?;
+    let on_card: Vec<Tensor> = rounded.iter().map(|t| t.to_device(card)).collect::<Result<_>>()?;
+    let (got, want) = (f(&on_card)?, f(&on_host)?);
+    assert_eq!(got.len(), want.len());
+    for (got, want) in got.iter().zip(&want) {
+        assert_close(&got.to_device(&Device::Cpu)?.to_dtype(F32)?, want, tolerance)?;
+    }
+    Ok(())
+}

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use hearth_engine::config::{
-    BaseFormat, CheckpointConfig, ColumnMapping, DataConfig, EvaluationConfig, FORMAT_VERSION, LoraConfig,
-    OptimizerConfig, OptimizerKind, OverLength, Recompute, RunConfig, ScheduleKind, Target,
+    BaseFormat, CheckpointConfig, ColumnMapping, ComputeDtype, DataConfig, EvaluationConfig, FORMAT_VERSION,
+    LoraConfig, OptimizerConfig, OptimizerKind, OverLength, Recompute, RunConfig, ScheduleKind, Target,
 };
 use serde::de::DeserializeOwned;
 
@@ -18,8 +18,8 @@ pub(crate) struct ConfigArgs {
     /// Settings as JSON or TOML; `-` reads standard input. Flags win over it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Base model: Hugging Face folder or GGUF file.
-    #[arg(long, value_name = "PATH")]
+    /// Base model: Hugging Face folder or GGUF file; for a plan also a name of the catalogue, like llama-3.1-8b.
+    #[arg(long, value_name = "PATH|NAME")]
     model: Option<PathBuf>,
     /// Examples: JSONL, JSON or CSV.
     #[arg(long, value_name = "FILE")]
@@ -60,9 +60,12 @@ pub(crate) struct ConfigArgs {
     /// Adapted layers: all, or for example q_proj,v_proj.
     #[arg(long, value_delimiter = ',', value_parser = targets, value_name = "LAYERS")]
     targets: Option<Vec<Vec<Target>>>,
-    /// How the base weights are held: f32 or nf4.
+    /// How the base weights are held: f32 (half on a card) or nf4.
     #[arg(long, value_parser = named::<BaseFormat>, value_name = "FORMAT")]
     base: Option<BaseFormat>,
+    /// Type of numbers the step computes in: bf16 (cards only) or f32.
+    #[arg(long, value_parser = named::<ComputeDtype>, value_name = "TYPE")]
+    compute: Option<ComputeDtype>,
     /// Sequences per micro-batch.
     #[arg(long)]
     micro_batch: Option<usize>,
@@ -75,6 +78,9 @@ pub(crate) struct ConfigArgs {
     /// What the forward pass keeps: n (everything), c1 or c0 (the inputs of blocks only).
     #[arg(long, value_parser = named::<Recompute>, value_name = "MODE")]
     recompute: Option<Recompute>,
+    /// Layers that recompute one step less than --recompute says.
+    #[arg(long, value_name = "LAYERS")]
+    layers_eased: Option<usize>,
     /// Optimizer state: adamw32 or adamw8.
     #[arg(long, value_parser = named::<OptimizerKind>, value_name = "KIND")]
     optimizer: Option<OptimizerKind>,
@@ -129,9 +135,14 @@ pub(crate) struct ConfigArgs {
 }
 
 impl ConfigArgs {
+    /// Whether examples are named, by a flag or by the file of settings, which has to name some.
+    pub(crate) fn has_data(&self) -> bool {
+        self.data.is_some() || self.config.is_some()
+    }
+
     /// The config that file and flags make.
     pub(crate) fn resolve(self) -> Result<RunConfig, Failure> {
-        let mut config = match &self.config {
+        let config = match &self.config {
             Some(path) => read(path)?,
             None => match (&self.model, &self.data) {
                 (Some(model), Some(data)) => empty(model.clone(), data.clone()),
@@ -140,6 +151,28 @@ impl ConfigArgs {
                 }
             },
         };
+        Ok(self.over(config))
+    }
+
+    /// The config that flags make for a plan without examples; the path of its data is empty. Examples longer than a
+    /// length that the plan tries are cut: left out, as files' are, none would remain.
+    pub(crate) fn resolve_without_data(self) -> Result<RunConfig, Failure> {
+        let Some(model) = self.model.clone() else {
+            return Err(Failure::usage(
+                "no model given",
+                "Give --model, a path or a name of the catalogue, or --config.",
+            ));
+        };
+        if self.eval_data.is_some() || self.prompt_column.is_some() {
+            return Err(Failure::usage("held-out examples or columns are named, but no data", "Give --data too."));
+        }
+        let mut config = empty(model, PathBuf::new());
+        config.data.over_length = OverLength::Truncate;
+        Ok(self.over(config))
+    }
+
+    /// `config` with the flags laid over it.
+    fn over(self, mut config: RunConfig) -> RunConfig {
         let columns = match (self.prompt_column, self.response_column) {
             (Some(prompt), Some(response)) => {
                 Some(Some(ColumnMapping { prompt, response, system: self.system_column }))
@@ -159,10 +192,12 @@ impl ConfigArgs {
         set(&mut config.lora.dropout, self.dropout);
         set(&mut config.lora.targets, self.targets.map(|t| t.concat()));
         set(&mut config.base, self.base.map(Some));
+        set(&mut config.compute, self.compute.map(Some));
         set(&mut config.micro_batch, self.micro_batch.map(Some));
         set(&mut config.accumulation, self.accumulation.map(Some));
         set(&mut config.effective_batch, self.effective_batch.map(Some));
         set(&mut config.recompute, self.recompute.map(Some));
+        set(&mut config.n_layers_eased, self.layers_eased.map(Some));
         set(&mut config.optimizer.kind, self.optimizer.map(Some));
         set(&mut config.optimizer.learning_rate, self.lr);
         set(&mut config.optimizer.schedule, self.schedule);
@@ -180,7 +215,7 @@ impl ConfigArgs {
         set(&mut config.checkpoints.every_steps, self.checkpoint_every.map(Some));
         set(&mut config.checkpoints.keep, self.keep);
         set(&mut config.memory_limit_bytes, self.memory_limit.map(Some));
-        Ok(config)
+        config
     }
 }
 
@@ -204,11 +239,13 @@ fn empty(model: PathBuf, data: PathBuf) -> RunConfig {
             packing: None,
         },
         base: None,
+        compute: None,
         lora: LoraConfig::default(),
         micro_batch: None,
         accumulation: None,
         effective_batch: None,
         recompute: None,
+        n_layers_eased: None,
         optimizer: OptimizerConfig::default(),
         epochs: None,
         max_steps: None,
@@ -269,8 +306,12 @@ mod tests {
         args: ConfigArgs,
     }
 
-    fn parse(args: &[&str]) -> Result<RunConfig, Failure> {
-        Line::try_parse_from(["x"].iter().chain(args)).unwrap().args.resolve()
+    fn args(args: &[&str]) -> ConfigArgs {
+        Line::try_parse_from(["x"].iter().chain(args)).unwrap().args
+    }
+
+    fn parse(flags: &[&str]) -> Result<RunConfig, Failure> {
+        args(flags).resolve()
     }
 
     #[test]
@@ -297,6 +338,21 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             let failure = format!("{:?}", parse(&["--config", path.to_str().unwrap()]).unwrap_err());
             assert!(failure.contains("rang") && failure.contains("BadInput"), "{failure}");
+        }
+    }
+
+    #[test]
+    fn without_data_a_model_is_enough_and_flags_still_win() {
+        assert!(!args(&["--model", "m"]).has_data());
+        assert!(args(&["--model", "m", "--data", "d"]).has_data() && args(&["--config", "c"]).has_data());
+        let config = args(&["--model", "m", "--rank", "8"]).resolve_without_data().unwrap();
+        assert_eq!((config.data.path, config.lora.rank), (PathBuf::new(), 8));
+        assert_eq!(config.data.over_length, OverLength::Truncate);
+        let config = args(&["--model", "m", "--over-length", "drop"]).resolve_without_data().unwrap();
+        assert_eq!(config.data.over_length, OverLength::Drop);
+        for flags in [&["--rank", "8"][..], &["--model", "m", "--eval-data", "e"]] {
+            let failure = format!("{:?}", args(flags).resolve_without_data().unwrap_err());
+            assert!(failure.contains("Usage"), "{failure}");
         }
     }
 

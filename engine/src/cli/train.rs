@@ -99,6 +99,10 @@ fn remember_rate(context: &Context, folder: &RunFolder) -> Result<(), Failure> {
     let (n_tokens, ms) = steps[RATE_STEPS..].iter().fold((0, 0.0), |(n, t), (tokens, ms)| (n + tokens, t + ms));
     let n_micro_batches = (steps.len() - RATE_STEPS) * record.resolved.accumulation;
     let source = ModelSource::open(&record.given.model)?;
+    if record.resolved.n_layers_eased > 0 {
+        // Between two modes: it would be taken for the slower one.
+        return Ok(());
+    }
     let rate = MeasuredRate {
         device: detect().device_name().to_string(),
         model: model_key(source.shape()),

@@ -70,7 +70,6 @@ pub(crate) fn shuffle(items: &mut [usize], rng: &mut ChaCha8Rng) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{BaseFormat, CheckpointConfig, LoraConfig, OptimizerKind, OverLength, Recompute, ScheduleKind};
 
     fn samples(lengths: &[usize]) -> Vec<Sample> {
         let sample = |(row, &n): (usize, &usize)| Sample {
@@ -83,32 +82,7 @@ mod tests {
     }
 
     fn settings(packing: bool, micro_batch: usize, length: usize, seed: u64) -> Settings {
-        Settings {
-            base: BaseFormat::F32,
-            lora: LoraConfig::default(),
-            length,
-            over_length: OverLength::Drop,
-            packing,
-            micro_batch,
-            accumulation: 1,
-            recompute: Recompute::N,
-            head_rows: 64,
-            optimizer: OptimizerKind::AdamW32,
-            learning_rate: 1e-4,
-            beta1: 0.9,
-            beta2: 0.999,
-            epsilon: 1e-8,
-            weight_decay: 0.0,
-            max_grad_norm: 1.0,
-            schedule: ScheduleKind::Constant,
-            warmup_steps: 0,
-            n_steps: 1,
-            evaluate_every_steps: 0,
-            patience: None,
-            n_samples: 0,
-            checkpoints: CheckpointConfig::default(),
-            seed,
-        }
+        Settings { length, packing, micro_batch, seed, ..Settings::default() }
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub(super) fn adapter(base: &Path, lora: &LoraConfig) -> String {
 pub(super) fn merged(base: &Path, lora: &LoraConfig, dtype: ExportDtype, base_format: BaseFormat) -> String {
     let name = base_name(base);
     let weights = match base_format {
-        BaseFormat::F32 => "the base's weights",
+        BaseFormat::F32 | BaseFormat::Half => "the base's weights",
         BaseFormat::Nf4 => "the base's weights as they were in training (NF4, dequantised)",
     };
     format!(

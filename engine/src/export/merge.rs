@@ -32,7 +32,7 @@ pub(super) fn tensor(
         return Ok(Merged { values, base: None });
     };
     let weight = match base {
-        BaseFormat::F32 => Tensor::from_vec(values, (rows, cols), &Device::Cpu)?,
+        BaseFormat::F32 | BaseFormat::Half => Tensor::from_vec(values, (rows, cols), &Device::Cpu)?,
         BaseFormat::Nf4 => {
             let quantised = nf4::quantize(&values, rows, cols, &Device::Cpu)?;
             // The same memory takes the dequantised values.

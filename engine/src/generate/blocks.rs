@@ -40,7 +40,7 @@ pub(super) struct Blocks<'a> {
     adapter: Option<&'a Adapter>,
     heads: Heads,
     slot: Slot,
-    /// A layer each: f32 `[rows, 2 kv_dim]`, keys | values.
+    /// A layer each: `[rows, 2 kv_dim]`, keys | values.
     cache: Vec<Tensor>,
     /// f32 `[positions, head_dim]`.
     rotations: Tensor,
@@ -48,7 +48,7 @@ pub(super) struct Blocks<'a> {
     head: Head,
 }
 
-/// Buffers of the rows in flight, f32 `[n, …]` but for the integers.
+/// Buffers of the rows in flight, `[n, …]` in the type of the model but for the integers.
 struct Work {
     x: Tensor,
     norm: Tensor,
@@ -73,7 +73,7 @@ impl Work {
     fn new(model: &Model, n: usize) -> Result<Self> {
         let (shape, device) = (&model.shape, model.device());
         let rank = |group| model.group(group).rank;
-        let floats = |cols: usize| Tensor::zeros((n, cols), DType::F32, device);
+        let floats = |cols: usize| Tensor::zeros((n, cols), model.dtype(), device);
         let integers = || Tensor::zeros(n, DType::U32, device);
         Ok(Self {
             x: floats(shape.hidden)?,
@@ -117,7 +117,7 @@ impl Work {
 impl Head {
     fn new(model: &Model, n: usize) -> Result<Self> {
         let (shape, device) = (&model.shape, model.device());
-        let floats = |cols: usize| Tensor::zeros((n, cols), DType::F32, device);
+        let floats = |cols: usize| Tensor::zeros((n, cols), model.dtype(), device);
         Ok(Self {
             x: floats(shape.hidden)?,
             norm: floats(shape.hidden)?,
@@ -137,7 +137,7 @@ impl<'a> Blocks<'a> {
         if let Some(adapter) = adapter {
             model.place_adapter(adapter)?;
         }
-        let empty = || Tensor::zeros((0, 2 * shape.kv_dim()), DType::F32, device);
+        let empty = || Tensor::zeros((0, 2 * shape.kv_dim()), model.dtype(), device);
         Ok(Self {
             model,
             adapter,
@@ -170,7 +170,7 @@ impl<'a> Blocks<'a> {
         for layer in &mut self.cache {
             if n_cache_rows > layer.dim(0)? {
                 let n = n_cache_rows.next_multiple_of(CACHE_STEP);
-                let grown = Tensor::zeros((n, 2 * shape.kv_dim()), DType::F32, device)?;
+                let grown = Tensor::zeros((n, 2 * shape.kv_dim()), self.model.dtype(), device)?;
                 if n_kept > 0 {
                     place(&grown.narrow(0, 0, n_kept)?, &layer.narrow(0, 0, n_kept)?)?;
                 }
@@ -235,7 +235,9 @@ impl<'a> Blocks<'a> {
     }
 
     fn linear(&self, layer: usize, group: Group, input: &Tensor, output: &Tensor, write: Write) -> Result<()> {
-        self.model.forward((layer, group), input, None, self.adapter, output, write, &self.slot)
+        let weight = self.model.weight((layer, group), self.adapter, &self.slot)?;
+        weight.project_input(input, None)?;
+        weight.forward(input, output, write)
     }
 
     /// Calls `each(i, logits)` for `rows[i]`, a row of the last [`Self::forward`].
@@ -252,7 +254,7 @@ impl<'a> Blocks<'a> {
             gather(&x, &self.work.x, &index)?;
             rms_norm(&norm, &x, &model.final_norm, model.shape.rms_eps)?;
             gemm(&logits, &norm, &model.head.t()?, 1.0, Write::Set)?;
-            let values = logits.flatten_all()?.to_vec1::<f32>()?;
+            let values = logits.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
             for (i, row) in values.chunks_exact(model.shape.vocab_rows).enumerate() {
                 each(chunk * HEAD_ROWS + i, row);
             }
@@ -264,7 +266,7 @@ impl<'a> Blocks<'a> {
     /// which are ascending and past them.
     pub(super) fn copy_first_rows(&mut self, n: usize, starts: &[usize]) -> Result<()> {
         let kv = 2 * self.model.shape.kv_dim();
-        let shared = Tensor::zeros((n, kv), DType::F32, self.model.device())?;
+        let shared = Tensor::zeros((n, kv), self.model.dtype(), self.model.device())?;
         for layer in &self.cache {
             place(&shared, &layer.narrow(0, 0, n)?)?;
             for &start in starts {

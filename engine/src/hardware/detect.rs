@@ -54,6 +54,7 @@ pub fn detect_with(probe: &CardProbe) -> Hardware {
         profile::complete(card);
     }
     let memory = memory();
+    let train_on = if crate::ops::HAS_KERNELS && !cards.is_empty() { TrainOn::Card } else { TrainOn::Processor };
     Hardware {
         name: "This computer".into(),
         processor: processor(),
@@ -61,7 +62,7 @@ pub fn detect_with(probe: &CardProbe) -> Hardware {
         memory_available_bytes: memory.available_bytes,
         cards,
         card_report: Some(card_report),
-        train_on: TrainOn::Processor,
+        train_on,
         disks: disks.recv_timeout(DISK_LIMIT).unwrap_or_default(),
         rates: Vec::new(),
     }

@@ -4,6 +4,7 @@
 //! machine. [`detect`] is the only function here that looks at the machine.
 
 mod bounded;
+mod bundled;
 mod detect;
 mod error;
 mod profile;
@@ -15,9 +16,11 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use ts_rs::TS;
 
+use crate::config::ComputeDtype;
+
 pub use self::detect::{CardProbe, detect, detect_with};
 pub use self::error::Error;
-pub use self::profile::{Profile, profile, profiles};
+pub use self::profile::{Profile, profile, profile_of, profiles};
 pub use self::rates::{MeasuredRate, RATES_FILE, read_rates, record_rate};
 pub use self::smi::{CardOutcome, CardReport};
 
@@ -57,7 +60,7 @@ pub struct Hardware {
 #[serde(rename_all = "snake_case")]
 #[ts(export)]
 pub enum TrainOn {
-    /// In system memory. What [`detect`] says, cards or not, as long as this engine has no kernels for a card.
+    /// In system memory. What [`detect`] says, cards or not, where this engine has no kernels for a card.
     #[default]
     Processor,
     /// On the first of `cards`.
@@ -100,6 +103,8 @@ pub struct Card {
     pub bus: Option<String>,
     /// Board power, in watts.
     pub board_power_w: Option<f64>,
+    /// Price at release, in US dollars.
+    pub release_price_usd: Option<f64>,
     /// Degrees Celsius now.
     pub temperature_c: Option<f64>,
     /// Power drawn now, in watts.
@@ -132,6 +137,13 @@ impl Hardware {
     /// Name of what a run trains on, under which measured rates are kept.
     pub fn device_name(&self) -> &str {
         self.training_card().map_or(&self.processor.name, |card| &card.name)
+    }
+
+    /// Element type a step computes in here: bf16 on cards that have it (compute capability 8 and later, and cards that say nothing).
+    pub fn compute_dtype(&self) -> ComputeDtype {
+        let Some(card) = self.training_card() else { return ComputeDtype::F32 };
+        let major = card.compute_capability.as_deref().and_then(|c| c.split('.').next()?.parse::<u32>().ok());
+        if major.is_none_or(|major| major >= 8) { ComputeDtype::Bf16 } else { ComputeDtype::F32 }
     }
 
     /// The disk that holds `path` (absolute), if it is listed.

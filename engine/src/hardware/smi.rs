@@ -161,6 +161,7 @@ fn card(line: &str) -> Option<Card> {
         tensor_flops_per_s: None,
         bus,
         board_power_w: number(fields[7]),
+        release_price_usd: None,
         temperature_c: number(fields[5]),
         power_w: number(fields[6]),
     })

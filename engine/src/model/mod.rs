@@ -11,6 +11,7 @@
 //! nothing that could run code (pickle) is opened.
 
 pub mod adapter;
+pub mod catalogue;
 mod config_json;
 mod error;
 mod folder;
@@ -25,6 +26,7 @@ pub mod tokenizer;
 pub mod weights;
 
 pub use adapter::Adapter;
+pub use catalogue::{Catalogue, CatalogueModel};
 pub use error::Error;
 pub use shape::ModelShape;
 pub use source::{ModelSource, WeightDtype};

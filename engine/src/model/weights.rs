@@ -1,15 +1,18 @@
 //! The frozen base on a device, and its linear layers with the adapter in their padding.
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
+
+use rayon::prelude::*;
 
 use super::adapter::Adapter;
 use super::group::{Group, GroupShape};
 use super::shape::ModelShape;
 use super::source::ModelSource;
-use crate::config::{BaseFormat, LoraConfig};
+use crate::config::{BaseFormat, ComputeDtype, LoraConfig};
 use crate::ops::gemm::{Write, gemm};
 use crate::ops::lora::{place, project};
 use crate::ops::nf4::{self, Nf4};
+use crate::ops::upload::clear;
 
 /// A decoder's frozen weights.
 pub struct Model {
@@ -17,14 +20,15 @@ pub struct Model {
     pub shape: ModelShape,
     /// Sizes of a block's groups, padded for the adapter the model was loaded for.
     pub groups: [GroupShape; 4],
-    /// f32 `[vocab_rows, hidden]`.
+    /// `[vocab_rows, hidden]` in the type of the step.
     pub embedding: Tensor,
-    /// f32 `[vocab_rows, hidden]`: the embedding itself where tied.
+    /// The same: the embedding itself where tied.
     pub head: Tensor,
     /// f32 `[hidden]`.
     pub final_norm: Tensor,
     layers: Vec<Layer>,
     device: Device,
+    dtype: DType,
 }
 
 struct Layer {
@@ -35,7 +39,7 @@ struct Layer {
 
 /// A group's frozen weight.
 enum Linear {
-    /// f32 `[n_out + rank, n_in + rank]`, kept padded.
+    /// `[n_out + rank, n_in + rank]` in the type of the step, kept padded.
     Dense(Tensor),
     /// One quantised matrix a member, dequantised into a padded slot at each use.
     Nf4(Vec<Nf4>),
@@ -65,39 +69,109 @@ impl Model {
     pub fn load(
         source: &ModelSource,
         lora: &LoraConfig,
-        base: BaseFormat,
+        (base, compute): (BaseFormat, ComputeDtype),
         device: &Device,
     ) -> std::result::Result<Self, super::Error> {
-        let shape = source.shape().clone();
+        let (shape, dtype) = (source.shape().clone(), compute.dtype());
         let groups = GroupShape::all(&shape, lora);
-        let read = |name: &str, expected: &[usize]| -> std::result::Result<Tensor, super::Error> {
+        let read_host = |name: &str, expected: &[usize]| -> std::result::Result<Tensor, super::Error> {
             let (dims, data) = source.tensor_f32(name)?;
             debug_assert_eq!(dims, expected);
-            Ok(Tensor::from_vec(data, dims, device)?)
+            Ok(Tensor::from_vec(data, dims, &Device::Cpu)?)
         };
+        let norm = |name: &str| on_device(read_host(name, &[shape.hidden])?, DType::F32, device);
         let h = shape.hidden;
-        let embedding = read("model.embed_tokens.weight", &[shape.vocab_rows, h])?;
-        let head = if shape.tied { embedding.clone() } else { read("lm_head.weight", &[shape.vocab_rows, h])? };
-        let final_norm = read("model.norm.weight", &[h])?;
+        let table = |name: &str| on_device(read_host(name, &[shape.vocab_rows, h])?, dtype, device);
+        let embedding = table("model.embed_tokens.weight")?;
+        let head = if shape.tied { embedding.clone() } else { table("lm_head.weight")? };
+        let final_norm = norm("model.norm.weight")?;
         let mut layers = Vec::with_capacity(shape.n_layers);
         for i in 0..shape.n_layers {
             let prefix = format!("model.layers.{i}");
             let mut linears = Vec::with_capacity(groups.len());
             for group in &groups {
-                linears.push(Linear::load(source, &prefix, group, base, device)?);
+                linears.push(Linear::load(source, &prefix, group, (base, dtype), device)?);
             }
             layers.push(Layer {
-                input_norm: read(&format!("{prefix}.input_layernorm.weight"), &[h])?,
-                post_norm: read(&format!("{prefix}.post_attention_layernorm.weight"), &[h])?,
+                input_norm: norm(&format!("{prefix}.input_layernorm.weight"))?,
+                post_norm: norm(&format!("{prefix}.post_attention_layernorm.weight"))?,
                 linears,
             });
         }
-        Ok(Self { shape, groups, embedding, head, final_norm, layers, device: device.clone() })
+        Ok(Self { shape, groups, embedding, head, final_norm, layers, device: device.clone(), dtype })
+    }
+
+    /// A decoder of random weights, for measuring speed and memory without a checkpoint. All layers hold the same values, each in
+    /// memory of its own.
+    ///
+    /// # Errors
+    /// Where the device refuses.
+    pub fn random(
+        shape: &ModelShape,
+        lora: &LoraConfig,
+        (base, compute): (BaseFormat, ComputeDtype),
+        device: &Device,
+    ) -> Result<Self> {
+        let (groups, dtype) = (GroupShape::all(shape, lora), compute.dtype());
+        // Uniform, of standard deviation 0.02, from a counter (SplitMix64's finaliser).
+        let uniform = |rows: usize, cols: usize, seed: u64| {
+            let value = |i: usize| {
+                let mut z = (i as u64 + (seed << 40)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+                z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+                ((z >> 40) as f32 / (1u64 << 24) as f32 - 0.5) * 0.07
+            };
+            (0..rows * cols).into_par_iter().map(value).collect::<Vec<f32>>()
+        };
+        let table = |seed| {
+            let values = Tensor::from_vec(
+                uniform(shape.vocab_rows, shape.hidden, seed),
+                (shape.vocab_rows, shape.hidden),
+                &Device::Cpu,
+            )?;
+            values.to_dtype(dtype)?.to_device(device)
+        };
+        let first: Vec<Linear> = groups
+            .iter()
+            .map(|group| {
+                if base != BaseFormat::Nf4 {
+                    let (rows, cols) = (group.n_out + group.rank, group.n_in + group.rank);
+                    let values = Tensor::from_vec(uniform(rows, cols, 1), (rows, cols), &Device::Cpu)?;
+                    return Ok(Linear::Dense(values.to_dtype(dtype)?.to_device(device)?));
+                }
+                let quantise = |member: &super::group::Member| {
+                    let rows = member.outputs.len();
+                    nf4::quantize(&uniform(rows, group.n_in, member.target as u64), rows, group.n_in, device)
+                };
+                Ok(Linear::Nf4(group.members.iter().map(quantise).collect::<Result<_>>()?))
+            })
+            .collect::<Result<_>>()?;
+        let norm = || Tensor::ones(shape.hidden, DType::F32, device);
+        let layer = |_| {
+            let linears = first.iter().map(Linear::copy).collect::<Result<_>>()?;
+            Ok(Layer { input_norm: norm()?, post_norm: norm()?, linears })
+        };
+        let embedding = table(8)?;
+        Ok(Self {
+            head: if shape.tied { embedding.clone() } else { table(9)? },
+            embedding,
+            final_norm: norm()?,
+            layers: (0..shape.n_layers).map(layer).collect::<Result<_>>()?,
+            shape: shape.clone(),
+            groups,
+            device: device.clone(),
+            dtype,
+        })
     }
 
     /// Where the weights are.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// The type of weights in use and of activations.
+    pub fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// A block's norm weight, f32 `[hidden]`.
@@ -121,7 +195,7 @@ impl Model {
         let n = self.groups.iter().map(GroupShape::padded_elements).max().unwrap_or(0);
         let memory = match memory {
             Some(memory) => memory,
-            None => Tensor::zeros(n, candle_core::DType::F32, &self.device)?,
+            None => Tensor::zeros(n, self.dtype, &self.device)?,
         };
         Ok(Slot(Some(memory)))
     }
@@ -138,11 +212,17 @@ impl Model {
         Ok(())
     }
 
-    /// A group's padded weight, `[n_out + rank, n_in + rank]`, with the adapter in its place.
-    fn weight(&self, layer: usize, group: Group, adapter: Option<&Adapter>, slot: &Slot) -> Result<Tensor> {
+    /// A group's padded weight with the adapter in its place: where it is kept, or dequantised into `slot`, which holds it until
+    /// the next call. Without `adapter` the base alone is asked for, and the padding is not to be read.
+    pub(crate) fn weight<'a>(
+        &'a self,
+        (layer, group): (usize, Group),
+        adapter: Option<&Adapter>,
+        slot: &Slot,
+    ) -> Result<PaddedWeight<'a>> {
         let shape = self.group(group);
-        match (&self.layers[layer].linears[group as usize], &slot.0) {
-            (Linear::Dense(weight), _) => Ok(weight.clone()),
+        let weight = match (&self.layers[layer].linears[group as usize], &slot.0) {
+            (Linear::Dense(weight), _) => weight.clone(),
             (Linear::Nf4(members), Some(slot)) => {
                 let weight = slot
                     .narrow(0, 0, shape.padded_elements())?
@@ -151,73 +231,65 @@ impl Model {
                     let dst = weight.narrow(0, member.outputs.start, member.outputs.len())?.narrow(1, 0, shape.n_in)?;
                     nf4::dequantize(&dst, quantised)?;
                 }
-                if let Some(adapter) = adapter {
-                    crate::ops::upload::clear(&weight.narrow(0, 0, shape.n_out)?.narrow(1, shape.n_in, shape.rank)?)?;
+                if let Some(adapter) = adapter.filter(|_| shape.rank > 0) {
+                    if shape.members.len() > 1 {
+                        // What lies outside a member's own block of B: another group's weights, until now.
+                        clear(&weight.narrow(0, 0, shape.n_out)?.narrow(1, shape.n_in, shape.rank)?)?;
+                    }
                     place_group(&weight, adapter, layer, shape)?;
                 }
-                Ok(weight)
+                weight
             }
             (Linear::Nf4(_), None) => candle_core::bail!("a quantised base needs a slot to be dequantised into"),
-        }
+        };
+        let scale = adapter.filter(|_| shape.rank > 0).map(|adapter| adapter.lora().scale());
+        Ok(PaddedWeight { weight, shape, scale })
+    }
+}
+
+/// A group's weight, `[n_out + rank, n_in + rank]` in the type of the step, for one pass: `W`, `B` beside it, `A` below it (see
+/// [`crate::ops::lora`]).
+pub(crate) struct PaddedWeight<'a> {
+    weight: Tensor,
+    shape: &'a GroupShape,
+    /// `alpha / rank`; `None` where the base answers alone.
+    scale: Option<f32>,
+}
+
+impl PaddedWeight<'_> {
+    /// Stacked `A`, `[rank, n_in]`.
+    pub(crate) fn a(&self) -> Result<Tensor> {
+        self.weight.narrow(0, self.shape.n_out, self.shape.rank)?.narrow(1, 0, self.shape.n_in)
     }
 
-    /// `output = [x | s x Aᵀ] [W | B]ᵀ`, or added to it.
+    /// Writes `s x Aᵀ` beside `x`.
     ///
-    /// `input` is f32 `[n, >= n_in + rank]` with `x` in its first columns; the adapter's part is written beside it, computed from
-    /// `dropped` (`[n, n_in]`) where dropout is on. Without `adapter` the base alone answers. `output` is `[n, n_out]`.
-    pub(crate) fn forward(
-        &self,
-        (layer, group): (usize, Group),
-        input: &Tensor,
-        dropped: Option<&Tensor>,
-        adapter: Option<&Adapter>,
-        output: &Tensor,
-        write: Write,
-        slot: &Slot,
-    ) -> Result<()> {
-        let shape = self.group(group);
-        let adapter = adapter.filter(|_| shape.rank > 0);
-        if let Some(adapter) = adapter {
-            self.project_input((layer, group), input, dropped, adapter)?;
-        }
-        let weight = self.weight(layer, group, adapter, slot)?;
-        let n_in = shape.n_in + if adapter.is_some() { shape.rank } else { 0 };
-        let weight = weight.narrow(0, 0, shape.n_out)?.narrow(1, 0, n_in)?;
-        gemm(output, &input.narrow(1, 0, n_in)?, &weight.t()?, 1.0, write)
-    }
-
-    /// Writes `s x Aᵀ` beside `x`; see [`Self::forward`].
-    pub(crate) fn project_input(
-        &self,
-        (layer, group): (usize, Group),
-        input: &Tensor,
-        dropped: Option<&Tensor>,
-        adapter: &Adapter,
-    ) -> Result<()> {
-        let shape = self.group(group);
-        if shape.rank == 0 {
-            return Ok(());
-        }
-        let (a, scale) = (adapter.view(adapter.flat(), layer, group)?.a.t()?, adapter.lora().scale());
+    /// `input` is `[n, >= n_in + rank]` with `x` in its first columns; the adapter sees `dropped` (`[n, n_in]`) where dropout is on.
+    pub(crate) fn project_input(&self, input: &Tensor, dropped: Option<&Tensor>) -> Result<()> {
+        let Some(scale) = self.scale else { return Ok(()) };
+        let (a, shape) = (self.a()?.t()?, self.shape);
         match dropped {
             None => project(input, 0..shape.n_in, shape.n_in..shape.n_in + shape.rank, &a, scale),
             Some(dropped) => gemm(&input.narrow(1, shape.n_in, shape.rank)?, dropped, &a, scale, Write::Set),
         }
     }
 
-    /// Writes `s dy B` beside `dy`: `output_gradient` is f32 `[n, >= n_out + rank]`.
-    pub(crate) fn project_gradient(
-        &self,
-        (layer, group): (usize, Group),
-        output_gradient: &Tensor,
-        adapter: &Adapter,
-    ) -> Result<()> {
-        let shape = self.group(group);
-        let view = adapter.view(adapter.flat(), layer, group)?;
-        for (member, b) in shape.members.iter().zip(&view.b) {
-            let Some(b) = b else { continue };
+    /// `output = [x | s x Aᵀ] [W | B]ᵀ`, or added to it. `input` is as [`Self::project_input`] left it; `output` is `[n, n_out]`.
+    pub(crate) fn forward(&self, input: &Tensor, output: &Tensor, write: Write) -> Result<()> {
+        let n_in = self.shape.n_in + if self.scale.is_some() { self.shape.rank } else { 0 };
+        let weight = self.weight.narrow(0, 0, self.shape.n_out)?.narrow(1, 0, n_in)?;
+        gemm(output, &input.narrow(1, 0, n_in)?, &weight.t()?, 1.0, write)
+    }
+
+    /// Writes `s dy B` beside `dy`: `output_gradient` is `[n, >= n_out + rank]`.
+    pub(crate) fn project_gradient(&self, output_gradient: &Tensor) -> Result<()> {
+        let Some(scale) = self.scale else { return Ok(()) };
+        let shape = self.shape;
+        for member in shape.members.iter().filter(|m| !m.ranks.is_empty()) {
+            let rows = self.weight.narrow(0, member.outputs.start, member.outputs.len())?;
+            let b = rows.narrow(1, shape.n_in + member.ranks.start, member.ranks.len())?;
             let to = shape.n_out + member.ranks.start..shape.n_out + member.ranks.end;
-            project(output_gradient, member.outputs.clone(), to, b, adapter.lora().scale())?;
+            project(output_gradient, member.outputs.clone(), to, &b, scale)?;
         }
         Ok(())
     }
@@ -225,19 +297,10 @@ impl Model {
     /// `input_gradient = [dy | s dy B] [W ; A]`, or without the adapter's part (`dy W`) where `adapter_part` is false.
     ///
     /// `output_gradient` is as [`Self::project_gradient`] left it; `input_gradient` is `[n, n_in]`.
-    pub(crate) fn backward(
-        &self,
-        (layer, group): (usize, Group),
-        output_gradient: &Tensor,
-        adapter: &Adapter,
-        adapter_part: bool,
-        input_gradient: &Tensor,
-        slot: &Slot,
-    ) -> Result<()> {
-        let shape = self.group(group);
-        let weight = self.weight(layer, group, Some(adapter), slot)?;
-        let n_out = shape.n_out + if adapter_part { shape.rank } else { 0 };
-        let weight = weight.narrow(0, 0, n_out)?.narrow(1, 0, shape.n_in)?;
+    pub(crate) fn backward(&self, output_gradient: &Tensor, adapter_part: bool, input_gradient: &Tensor) -> Result<()> {
+        let shape = self.shape;
+        let n_out = shape.n_out + if adapter_part && self.scale.is_some() { shape.rank } else { 0 };
+        let weight = self.weight.narrow(0, 0, n_out)?.narrow(1, 0, shape.n_in)?;
         gemm(input_gradient, &output_gradient.narrow(1, 0, n_out)?, &weight, 1.0, Write::Set)
     }
 }
@@ -258,23 +321,41 @@ fn place_group(weight: &Tensor, adapter: &Adapter, layer: usize, shape: &GroupSh
 }
 
 impl Linear {
+    /// The same values in other memory.
+    fn copy(&self) -> Result<Self> {
+        Ok(match self {
+            Linear::Dense(weight) => Linear::Dense(weight.copy()?),
+            Linear::Nf4(members) => {
+                let copy = |member: &Nf4| {
+                    Ok(Nf4 {
+                        codes: member.codes.copy()?,
+                        absmax: member.absmax.copy()?,
+                        nested_absmax: member.nested_absmax.copy()?,
+                        ..member.clone()
+                    })
+                };
+                Linear::Nf4(members.iter().map(copy).collect::<Result<_>>()?)
+            }
+        })
+    }
+
     fn load(
         source: &ModelSource,
         prefix: &str,
         shape: &GroupShape,
-        base: BaseFormat,
+        (base, dtype): (BaseFormat, DType),
         device: &Device,
     ) -> std::result::Result<Self, super::Error> {
         let stride = shape.n_in + shape.rank;
         let mut padded = match base {
-            BaseFormat::F32 => vec![0f32; shape.padded_elements()],
+            BaseFormat::F32 | BaseFormat::Half => vec![0f32; shape.padded_elements()],
             BaseFormat::Nf4 => Vec::new(),
         };
         let mut quantised = Vec::new();
         for member in &shape.members {
             let (_, data) = source.tensor_f32(&format!("{prefix}.{}.weight", member.target.module()))?;
             match base {
-                BaseFormat::F32 => {
+                BaseFormat::F32 | BaseFormat::Half => {
                     for (row, values) in member.outputs.clone().zip(data.chunks_exact(shape.n_in)) {
                         padded[row * stride..][..shape.n_in].copy_from_slice(values);
                     }
@@ -283,8 +364,16 @@ impl Linear {
             }
         }
         Ok(match base {
-            BaseFormat::F32 => Linear::Dense(Tensor::from_vec(padded, (shape.n_out + shape.rank, stride), device)?),
+            BaseFormat::F32 | BaseFormat::Half => {
+                let padded = Tensor::from_vec(padded, (shape.n_out + shape.rank, stride), &Device::Cpu)?;
+                Linear::Dense(on_device(padded, dtype, device)?)
+            }
             BaseFormat::Nf4 => Linear::Nf4(quantised),
         })
     }
+}
+
+/// A host tensor as the step wants it: converted before it travels.
+fn on_device(tensor: Tensor, dtype: DType, device: &Device) -> std::result::Result<Tensor, super::Error> {
+    Ok(tensor.to_dtype(dtype)?.to_device(device)?)
 }

@@ -1,12 +1,18 @@
 //! Wishes that make no sense, found before anything is planned.
 
 use super::Error;
-use crate::config::RunConfig;
+use crate::config::{BaseFormat, ComputeDtype, RunConfig};
 use crate::data::DataStats;
+use crate::hardware::Hardware;
 use crate::model::ModelShape;
 
 /// Refuses what cannot be planned, naming the field.
-pub(super) fn check(shape: &ModelShape, data: &DataStats, config: &RunConfig) -> Result<(), Error> {
+pub(super) fn check(
+    shape: &ModelShape,
+    data: &DataStats,
+    config: &RunConfig,
+    hardware: &Hardware,
+) -> Result<(), Error> {
     if data.n_examples == 0 {
         return Err(Error::NoExamples);
     }
@@ -15,6 +21,7 @@ pub(super) fn check(shape: &ModelShape, data: &DataStats, config: &RunConfig) ->
     }
     adapter(config)?;
     optimizer(config)?;
+    precision(config, hardware)?;
     let counts = [
         ("micro_batch", config.micro_batch),
         ("accumulation", config.accumulation),
@@ -55,6 +62,18 @@ fn adapter(config: &RunConfig) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+fn precision(config: &RunConfig, hardware: &Hardware) -> Result<(), Error> {
+    let compute = config.compute.unwrap_or(hardware.compute_dtype());
+    if compute == ComputeDtype::Bf16 && hardware.compute_dtype() != ComputeDtype::Bf16 {
+        return Err(Error::NoBf16 { device: hardware.device_name().into() });
+    }
+    match (config.base, compute) {
+        (Some(BaseFormat::F32), ComputeDtype::Bf16) => Err(Error::BaseContradiction { base: "f32", compute: "bf16" }),
+        (Some(BaseFormat::Half), ComputeDtype::F32) => Err(Error::BaseContradiction { base: "half", compute: "f32" }),
+        _ => Ok(()),
+    }
 }
 
 fn optimizer(config: &RunConfig) -> Result<(), Error> {

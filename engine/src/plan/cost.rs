@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use ts_rs::TS;
 
-use crate::config::{BaseFormat, LoraConfig, OptimizerKind, Recompute, Settings, Target};
+use crate::config::{BaseFormat, ComputeDtype, LoraConfig, OptimizerKind, Recompute, Settings, Target};
 use crate::hardware::{Hardware, MeasuredRate};
 use crate::model::ModelShape;
 
@@ -69,6 +69,29 @@ pub fn model_key(shape: &ModelShape) -> String {
     format!("{}-{}x{}-ffn{}-vocab{}", shape.family, shape.n_layers, shape.hidden, shape.ffn, shape.vocab_rows)
 }
 
+/// A recompute mode, and the share of the layers that are one step easier.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Mix {
+    pub(super) mode: Recompute,
+    pub(super) eased: f64,
+}
+
+impl Mix {
+    /// That of settings.
+    pub(super) fn of(settings: &Settings, n_layers: usize) -> Self {
+        Mix { mode: settings.recompute, eased: settings.n_layers_eased.min(n_layers) as f64 / n_layers.max(1) as f64 }
+    }
+
+    /// All layers alike.
+    pub(super) fn whole(mode: Recompute) -> Self {
+        Mix { mode, eased: 0.0 }
+    }
+
+    fn mean(self, of: impl Fn(Recompute) -> f64) -> f64 {
+        (1.0 - self.eased) * of(self.mode) + self.eased * of(self.mode.eased())
+    }
+}
+
 /// Floating-point operations of one token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Flops {
@@ -88,7 +111,7 @@ impl Flops {
     pub(super) fn per_token(
         shape: &ModelShape,
         lora: &LoraConfig,
-        recompute: Recompute,
+        recompute: Mix,
         attended: f64,
         learned: f64,
     ) -> Self {
@@ -104,11 +127,11 @@ impl Flops {
         Flops {
             forward: linears + head + attention + adapter,
             backward: linears + head + 2.5 * attention + 2.0 * adapter,
-            recompute: match recompute {
+            recompute: recompute.mean(|mode| match mode {
                 Recompute::N => 0.0,
                 Recompute::C1 => 2.0 * layers * elements(&[Target::Q, Target::K, Target::V, Target::Gate, Target::Up]),
                 Recompute::C0 => linears - 2.0 * layers * elements(&[Target::Down]) + attention,
-            },
+            }),
         }
     }
 
@@ -180,41 +203,42 @@ fn rates(hardware: &Hardware) -> Rates {
 }
 
 /// Bytes read and written to dequantise all linears once: NF4 with its constants in, the compute type out.
-fn dequantise_bytes(shape: &ModelShape) -> f64 {
+fn dequantise_bytes(shape: &ModelShape, compute: ComputeDtype) -> f64 {
     let nf4 = 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0);
-    shape.linear_params() as f64 * (nf4 + super::ComputeDtype::F32.size_bytes() as f64)
+    shape.linear_params() as f64 * (nf4 + compute.size_bytes() as f64)
 }
 
 /// How often a micro-batch dequantises the linears.
-fn dequantise_passes(shape: &ModelShape, base: BaseFormat, recompute: Recompute) -> f64 {
-    if base == BaseFormat::F32 {
+fn dequantise_passes(shape: &ModelShape, base: BaseFormat, recompute: Mix) -> f64 {
+    if base != BaseFormat::Nf4 {
         return 0.0;
     }
     let all: f64 = Target::ALL.iter().map(|&t| shape.linear(t)).map(|(o, i)| (o * i) as f64).sum();
     let share = |targets: &[Target]| -> f64 {
         targets.iter().map(|&t| shape.linear(t)).map(|(o, i)| (o * i) as f64).sum::<f64>() / all
     };
-    2.0 + match recompute {
+    2.0 + recompute.mean(|mode| match mode {
         Recompute::N => 0.0,
         Recompute::C1 => share(&[Target::Q, Target::K, Target::V, Target::Gate, Target::Up]),
         Recompute::C0 => 1.0 - share(&[Target::Down]),
-    }
+    })
 }
 
 /// The load of one micro-batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) base: BaseFormat,
-    pub(super) recompute: Recompute,
+    pub(super) recompute: Mix,
     /// Mean tokens of a micro-batch.
     pub(super) tokens: f64,
     pub(super) flops: Flops,
 }
 
-fn calculated(shape: &ModelShape, rates: &Rates, load: &Load) -> f64 {
+fn calculated(shape: &ModelShape, rates: &Rates, compute: ComputeDtype, load: &Load) -> f64 {
     // Small products are slower per operation: a fixed cost of `half_tokens` a micro-batch.
     let products = load.flops.total() * (load.tokens + rates.half_tokens) / rates.flops_per_s;
-    let dequantise = dequantise_passes(shape, load.base, load.recompute) * dequantise_bytes(shape) / rates.bytes_per_s;
+    let dequantise =
+        dequantise_passes(shape, load.base, load.recompute) * dequantise_bytes(shape, compute) / rates.bytes_per_s;
     load.tokens / (products + dequantise)
 }
 
@@ -237,11 +261,11 @@ pub(super) fn speed(
     learned: f64,
 ) -> Speed {
     let rates = rates(hardware);
-    let plain = calculated(shape, &rates, load);
+    let plain = calculated(shape, &rates, settings.compute, load);
     let key = model_key(shape);
     let distance = |rate: &MeasuredRate| {
         let tokens = (rate.micro_batch_tokens.max(1) as f64 / load.tokens.max(1.0)).ln().abs();
-        (rate.model != key, rate.base != load.base, rate.recompute != load.recompute, tokens)
+        (rate.model != key, rate.base != load.base, Mix::whole(rate.recompute) != load.recompute, tokens)
     };
     let mine = hardware.rates.iter().filter(|rate| {
         rate.device == hardware.device_name() && rate.tokens_per_s.is_finite() && rate.tokens_per_s > 0.0
@@ -261,11 +285,11 @@ pub(super) fn speed(
     };
     let measured_load = Load {
         base: rate.base,
-        recompute: rate.recompute,
+        recompute: Mix::whole(rate.recompute),
         tokens: rate.micro_batch_tokens.max(1) as f64,
-        flops: Flops::per_token(shape, &settings.lora, rate.recompute, attended, learned),
+        flops: Flops::per_token(shape, &settings.lora, Mix::whole(rate.recompute), attended, learned),
     };
-    let tokens_per_s = plain * rate.tokens_per_s / calculated(shape, &rates, &measured_load);
+    let tokens_per_s = plain * rate.tokens_per_s / calculated(shape, &rates, settings.compute, &measured_load);
     let (_, other_base, other_mode, tokens) = distance(rate);
     let same = !other_base && !other_mode && tokens < 0.5_f64.ln().abs();
     Speed {
@@ -298,7 +322,7 @@ mod tests {
         ];
         for (shape, s, giga) in expected {
             for (mode, giga) in [Recompute::N, Recompute::C1, Recompute::C0].into_iter().zip(giga) {
-                let got = Flops::per_token(&shape, &lora, mode, s, 1.0).total() / 1e9;
+                let got = Flops::per_token(&shape, &lora, Mix::whole(mode), s, 1.0).total() / 1e9;
                 assert!((got / giga - 1.0).abs() < 0.003, "{} {s} {mode:?}: {got} for {giga}", shape.n_layers);
             }
         }

@@ -4,7 +4,7 @@
 //! items are its sums. Buffers of the workspace whose lifetimes don't meet share one slot.
 
 use super::Family;
-use crate::config::{BaseFormat, OptimizerKind, Recompute, Settings};
+use crate::config::{BaseFormat, ComputeDtype, OptimizerKind, Recompute, Settings};
 use crate::model::group::GroupShape;
 use crate::model::shape::ModelShape;
 use crate::ops::adamw::Moments;
@@ -33,6 +33,7 @@ pub enum Work {
     Qkv,
     Attention,
     LogSumExp,
+    Delta,
     Middle,
     GateUp,
     Activation,
@@ -58,7 +59,7 @@ mod stage {
     pub(super) const BACKWARD: u8 = HEAD | RECOMPUTE | BACKWARD_MLP | BACKWARD_ATTENTION;
 }
 
-/// A workspace buffer with its place: f32 `[rows, cols]` at the start of slot `slot`.
+/// A workspace buffer with its place: `[rows, cols]` at the start of slot `slot`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Buffer {
@@ -66,11 +67,23 @@ pub struct Buffer {
     pub rows: usize,
     pub cols: usize,
     pub slot: usize,
+    /// The type of the step, or f32 for what is summed in it.
+    pub dtype: ComputeDtype,
     stages: u8,
 }
 
-/// What one layer keeps between forward and backward: columns of f32 `[max_tokens, _]` buffers, `None` where not kept.
+/// Memory that buffers of the workspace share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct WorkSlot {
+    pub elements: usize,
+    pub dtype: ComputeDtype,
+    stages: u8,
+}
+
+/// What one layer keeps between forward and backward: columns of `[max_tokens, _]` buffers in the type of the step (the log-sum-exp
+/// in f32), `None` where not kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Kept {
     pub qkv: Option<usize>,
@@ -89,12 +102,12 @@ pub struct Layout {
     pub max_tokens: usize,
     /// Supervised rows that go through the head at once.
     pub head_rows: usize,
-    /// What a layer keeps.
-    pub kept: Kept,
+    /// What each layer keeps.
+    pub kept: Vec<Kept>,
     /// Workspace buffers with their slots.
     pub work: Vec<Buffer>,
-    /// f32 elements of each slot.
-    pub slots: Vec<usize>,
+    /// The slots.
+    pub slots: Vec<WorkSlot>,
 }
 
 impl Layout {
@@ -105,8 +118,29 @@ impl Layout {
 }
 
 /// Anonymous memory a process takes beside the buffers while it trains on the processor: threads, packing panels of the matrix
-/// products, the tokenizer's tables. Measured with `cargo xtask bench` on SmolLM2-135M.
+/// products, the tokenizer's tables. Measured with the `step` benchmark on SmolLM2-135M.
 const RUNTIME_BYTES: u64 = 8 << 20;
+
+impl Kept {
+    /// What a layer keeps in a mode.
+    fn new(mode: Recompute, shape: &ModelShape, [qkv, o, gate_up, _]: &[GroupShape; 4]) -> Self {
+        let all = |cols: usize| (mode == Recompute::N).then_some(cols);
+        let most = |cols: usize| (mode != Recompute::C0).then_some(cols);
+        Kept {
+            qkv: all(qkv.n_out),
+            attention: most(shape.q_dim() + o.rank),
+            log_sum_exp: most(shape.n_heads),
+            middle: most(shape.hidden),
+            gate_up: all(gate_up.n_out + gate_up.rank),
+        }
+    }
+
+    /// Bytes a token.
+    fn token_bytes(&self, dtype: ComputeDtype) -> u64 {
+        let cols: usize = [self.qkv, self.attention, self.middle, self.gate_up].into_iter().flatten().sum();
+        cols as u64 * dtype.size_bytes() + 4 * self.log_sum_exp.unwrap_or(0) as u64
+    }
+}
 
 /// Lays out the step of a decoder.
 pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
@@ -114,39 +148,37 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
     let [qkv, o, gate_up, down] = &groups;
     let (t, h, layers) = (settings.max_tokens(), shape.hidden, shape.n_layers as u64);
     let head_rows = settings.head_rows.clamp(1, t.max(1));
-
-    let attention_cols = shape.q_dim() + o.rank;
-    let gate_up_cols = gate_up.n_out + gate_up.rank;
-    let keeps = |modes: &[Recompute], cols: usize| modes.contains(&settings.recompute).then_some(cols);
-    let n_and_c1 = [Recompute::N, Recompute::C1];
-    let kept = Kept {
-        qkv: keeps(&[Recompute::N], qkv.n_out),
-        attention: keeps(&n_and_c1, attention_cols),
-        log_sum_exp: keeps(&n_and_c1, shape.n_heads),
-        middle: keeps(&n_and_c1, h),
-        gate_up: keeps(&[Recompute::N], gate_up_cols),
-    };
+    let dtype = settings.compute;
+    let kept: Vec<Kept> = (0..shape.n_layers)
+        .map(|layer| Kept::new(settings.recompute_of(layer, shape.n_layers), shape, &groups))
+        .collect();
+    // Layers that don't keep a buffer of their own share one.
+    let shared = |part: fn(&Kept) -> Option<usize>| kept.iter().any(|kept| part(kept).is_none());
 
     use stage::*;
     let mut work = Vec::new();
-    let mut add = |name, rows, cols, stages| work.push(Buffer { name, rows, cols, slot: 0, stages });
+    let mut add = |name, rows, cols, stages| {
+        let dtype = if matches!(name, Work::LogSumExp | Work::Delta) { ComputeDtype::F32 } else { dtype };
+        work.push(Buffer { name, rows, cols, slot: 0, dtype, stages });
+    };
     add(Work::Norm, t, h + qkv.rank.max(gate_up.rank), LAYERS);
-    if kept.qkv.is_none() {
+    if shared(|kept| kept.qkv) {
         add(Work::Qkv, t, qkv.n_out, FORWARD_ATTENTION | RECOMPUTE | BACKWARD_MLP | BACKWARD_ATTENTION);
     }
-    if kept.attention.is_none() {
+    if shared(|kept| kept.attention) {
         let stages = FORWARD_ATTENTION | RECOMPUTE | BACKWARD_MLP | BACKWARD_ATTENTION;
-        add(Work::Attention, t, attention_cols, stages);
+        add(Work::Attention, t, shape.q_dim() + o.rank, stages);
         add(Work::LogSumExp, t, shape.n_heads, stages);
         add(Work::Middle, t, h, FORWARD_ATTENTION | FORWARD_MLP | RECOMPUTE | BACKWARD_MLP);
     }
-    if kept.gate_up.is_none() {
-        add(Work::GateUp, t, gate_up_cols, FORWARD_MLP | RECOMPUTE | BACKWARD_MLP);
+    if shared(|kept| kept.gate_up) {
+        add(Work::GateUp, t, gate_up.n_out + gate_up.rank, FORWARD_MLP | RECOMPUTE | BACKWARD_MLP);
     }
     add(Work::Activation, t, down.n_in + down.rank, FORWARD_MLP | BACKWARD_MLP);
     add(Work::Gradient, t, h + o.rank.max(down.rank), BACKWARD);
     add(Work::QkvGradient, t, qkv.n_out + qkv.rank, BACKWARD_ATTENTION);
     add(Work::AttentionGradient, t, shape.q_dim(), BACKWARD_ATTENTION);
+    add(Work::Delta, t, shape.n_heads, BACKWARD_ATTENTION);
     if settings.lora.dropout > 0.0 {
         let widest = groups.iter().map(|g| g.n_in).max().unwrap_or(0);
         add(Work::Dropped, t, widest, LAYERS);
@@ -156,14 +188,16 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
     add(Work::HeadGradient, head_rows, h, HEAD);
     add(Work::Logits, head_rows, shape.vocab_rows, HEAD);
     let slots = assign_slots(&mut work);
-    let work_elements: usize = slots.iter().sum();
+    let work_bytes: u64 = slots.iter().map(|slot| slot.elements as u64 * slot.dtype.size_bytes()).sum();
     let mut dequantised = 0;
     if settings.base == BaseFormat::Nf4 {
         dequantised = groups.iter().map(GroupShape::padded_elements).max().unwrap_or(0);
     }
 
     let base_bytes = match settings.base {
-        BaseFormat::F32 => groups.iter().map(|g| 4 * g.padded_elements() as u64).sum::<u64>() * layers,
+        BaseFormat::F32 | BaseFormat::Half => {
+            groups.iter().map(|g| g.padded_elements() as u64).sum::<u64>() * layers * dtype.size_bytes()
+        }
         BaseFormat::Nf4 => {
             let members = groups.iter().flat_map(|g| g.members.iter().map(move |m| m.outputs.len() * g.n_in));
             members.map(|n| Nf4::bytes(n) as u64).sum::<u64>() * layers
@@ -174,18 +208,18 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
         OptimizerKind::AdamW32 => Moments::f32_bytes(n_trained),
         OptimizerKind::AdamW8 => Moments::u8_bytes(n_trained),
     };
-    let kept_cols: usize =
-        [kept.qkv, kept.attention, kept.log_sum_exp, kept.middle, kept.gate_up].into_iter().flatten().sum();
     // Every mode keeps each layer's input, and the last layer's output for the head.
-    let kept_elements = t * (kept_cols * shape.n_layers + h * (shape.n_layers + 1));
+    let inputs_kept = dtype.size_bytes() * h as u64 * (layers + 1);
+    let kept_bytes = t as u64 * (inputs_kept + kept.iter().map(|kept| kept.token_bytes(dtype)).sum::<u64>());
     // Ids, positions, supervised rows and labels, document boundaries; losses; the table of rotations.
     let inputs_bytes = 4 * (4 * t + t + 1) + 8 * t + 4 * settings.length * shape.head_dim;
 
     let f32s = |elements: usize| 4 * elements as u64;
-    let embedding = f32s(shape.vocab_rows * h);
+    let embedding = dtype.size_bytes() * (shape.vocab_rows * h) as u64;
     let item = |name, label, family, bytes, changed_by| Item { name, label, family, bytes, changed_by };
     let base_label = match settings.base {
         BaseFormat::F32 => "Base weights, f32",
+        BaseFormat::Half => "Base weights, 16-bit",
         BaseFormat::Nf4 => "Base weights, NF4",
     };
     let optimizer_label = match settings.optimizer {
@@ -194,46 +228,52 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
     };
     let mut items = vec![
         item("base_weights", base_label, Family::Weights, base_bytes, Some("base")),
-        item("embeddings", "Embeddings, f32", Family::Weights, embedding, None),
+        item("embeddings", "Embeddings", Family::Weights, embedding, None),
         item("norms", "Norms", Family::Weights, f32s((2 * shape.n_layers + 1) * h), None),
         item("adapter", "LoRA adapter, f32", Family::Trained, f32s(n_trained), Some("rank")),
         item("gradients", "Gradients, f32", Family::Trained, f32s(n_trained), Some("rank")),
         item("optimizer", optimizer_label, Family::Trained, optimizer_bytes as u64, Some("optimizer")),
-        item("kept", "Kept activations", Family::Activations, f32s(kept_elements), Some("recompute")),
-        item("workspace", "Layer and loss workspace", Family::Activations, f32s(work_elements), Some("length")),
+        item("kept", "Kept activations", Family::Activations, kept_bytes, Some("recompute")),
+        item("workspace", "Layer and loss workspace", Family::Activations, work_bytes, Some("length")),
         item("inputs", "Batch and positions", Family::Activations, inputs_bytes as u64, Some("length")),
         item("runtime", "Threads and libraries", Family::Runtime, RUNTIME_BYTES, None),
     ];
     if !shape.tied {
-        items.insert(2, item("head", "Output head, f32", Family::Weights, embedding, None));
+        items.insert(2, item("head", "Output head", Family::Weights, embedding, None));
     }
     if dequantised > 0 {
-        let slot = item("slot", "Dequantisation slot", Family::Activations, f32s(dequantised), Some("base"));
+        let slot = item(
+            "slot",
+            "Dequantisation slot",
+            Family::Activations,
+            dequantised as u64 * dtype.size_bytes(),
+            Some("base"),
+        );
         let at = items.iter().position(|i| i.name == "inputs").unwrap_or(items.len());
         items.insert(at, slot);
     }
     Layout { items, max_tokens: t, head_rows, kept, work, slots }
 }
 
-/// Gives each buffer the first slot in which nobody lives at the same time, largest buffers first; returns slot sizes.
-fn assign_slots(work: &mut [Buffer]) -> Vec<usize> {
+/// Gives each buffer the first slot of its type in which nobody lives at the same time, largest buffers first.
+fn assign_slots(work: &mut [Buffer]) -> Vec<WorkSlot> {
     let mut order: Vec<usize> = (0..work.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(work[i].rows * work[i].cols));
-    let mut slots: Vec<(usize, u8)> = Vec::new();
+    let mut slots: Vec<WorkSlot> = Vec::new();
     for i in order {
-        let (elements, stages) = (work[i].rows * work[i].cols, work[i].stages);
-        match slots.iter().position(|(_, taken)| taken & stages == 0) {
+        let (elements, dtype, stages) = (work[i].rows * work[i].cols, work[i].dtype, work[i].stages);
+        match slots.iter().position(|slot| slot.dtype == dtype && slot.stages & stages == 0) {
             Some(slot) => {
                 work[i].slot = slot;
-                slots[slot].1 |= stages;
+                slots[slot].stages |= stages;
             }
             None => {
                 work[i].slot = slots.len();
-                slots.push((elements, stages));
+                slots.push(WorkSlot { elements, dtype, stages });
             }
         }
     }
-    slots.into_iter().map(|(elements, _)| elements).collect()
+    slots
 }
 
 #[cfg(test)]
@@ -241,7 +281,7 @@ mod tests {
     use super::*;
 
     fn buffer(name: Work, elements: usize, stages: u8) -> Buffer {
-        Buffer { name, rows: 1, cols: elements, slot: 0, stages }
+        Buffer { name, rows: 1, cols: elements, slot: 0, dtype: ComputeDtype::F32, stages }
     }
 
     #[test]
@@ -253,9 +293,9 @@ mod tests {
             buffer(Work::Logits, 200, stage::HEAD),
         ];
         let slots = assign_slots(&mut work);
-        assert_eq!(slots.iter().sum::<usize>(), 250);
+        assert_eq!(slots.iter().map(|slot| slot.elements).sum::<usize>(), 250);
         for (i, a) in work.iter().enumerate() {
-            assert!(a.cols <= slots[a.slot]);
+            assert!(a.cols <= slots[a.slot].elements);
             for b in &work[i + 1..] {
                 assert!(a.slot != b.slot || a.stages & b.stages == 0, "{a:?} and {b:?} would overwrite each other");
             }

@@ -24,7 +24,7 @@ pub use self::reasons::{Change, Reason};
 pub use self::remedy::Remedy;
 
 use self::propose::{Proposal, Task};
-use crate::config::{RunConfig, Settings};
+use crate::config::{ComputeDtype, RunConfig, Settings};
 use crate::data::DataStats;
 use crate::hardware::Hardware;
 use crate::model::ModelShape;
@@ -42,30 +42,6 @@ pub enum Family {
     Activations,
     /// Libraries and the device's own needs.
     Runtime,
-}
-
-/// Element type the step computes in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, TS)]
-#[serde(rename_all = "snake_case")]
-#[ts(export)]
-pub enum ComputeDtype {
-    /// 32-bit floats: the processor, and what this version plans for a card too.
-    #[default]
-    F32,
-    /// bfloat16.
-    Bf16,
-    /// IEEE half precision.
-    F16,
-}
-
-impl ComputeDtype {
-    /// Bytes of one element.
-    pub const fn size_bytes(self) -> u64 {
-        match self {
-            ComputeDtype::F32 => 4,
-            ComputeDtype::Bf16 | ComputeDtype::F16 => 2,
-        }
-    }
 }
 
 /// A named buffer, or the device's own need.
@@ -259,7 +235,7 @@ impl Plan {
 /// # Errors
 /// Wishes that contradict each other or make no sense, and data without anything to learn; never a lack of memory.
 pub fn plan(shape: &ModelShape, data: &DataStats, config: &RunConfig, hardware: &Hardware) -> Result<Plan, Error> {
-    check::check(shape, data, config)?;
+    check::check(shape, data, config, hardware)?;
     let task = Task::new(shape, data, hardware);
     let proposal = task.propose(config)?;
     let fits = proposal.fits();

@@ -1,9 +1,9 @@
 //! The search: what a config leaves open is tried, what fits and is fastest is proposed.
 
-use super::cost::{self, Flops, Load, TimeEstimate};
+use super::cost::{self, Flops, Load, Mix, TimeEstimate};
 use super::lengths::{Kept, Lengths};
 use super::{Budget, DataUse, Error, Family, PlanItem, layout};
-use crate::config::{BaseFormat, OptimizerKind, OverLength, Recompute, RunConfig, Settings};
+use crate::config::{BaseFormat, ComputeDtype, OptimizerKind, OverLength, Recompute, RunConfig, Settings};
 use crate::data::DataStats;
 use crate::hardware::{Hardware, TrainOn};
 use crate::model::ModelShape;
@@ -132,7 +132,7 @@ impl<'a> Task<'a> {
             Some(length) => vec![length],
             None => vec![self.rounded(self.lengths.max), self.rounded(self.lengths.covering_99())],
         };
-        let bases = config.base.map_or(vec![BaseFormat::F32, BaseFormat::Nf4], |base| vec![base]);
+        let bases = self.bases(config);
         let mut best = (proposal.time.tokens_per_s, config.clone());
         for &length in &lengths {
             for &base in &bases {
@@ -146,6 +146,16 @@ impl<'a> Task<'a> {
             }
         }
         best.1
+    }
+
+    /// Element type of the step.
+    pub(super) fn compute(&self, config: &RunConfig) -> ComputeDtype {
+        config.compute.unwrap_or(self.hardware.compute_dtype())
+    }
+
+    /// Forms of the base to try: the exact one first, NF4 is for where it does not fit.
+    fn bases(&self, config: &RunConfig) -> Vec<BaseFormat> {
+        config.base.map_or_else(|| vec![exact_base(self.compute(config)), BaseFormat::Nf4], |base| vec![base])
     }
 
     /// The length at which no example is cut, unless the model is shorter than that.
@@ -212,7 +222,7 @@ impl<'a> Task<'a> {
 
     fn propose_at(&self, config: &RunConfig, budget: &Budget, length: usize) -> Result<Proposal, Error> {
         let frame = self.frame(config, budget, length)?;
-        let bases = config.base.map_or(vec![BaseFormat::F32, BaseFormat::Nf4], |base| vec![base]);
+        let bases = self.bases(config);
         // Bytes grow with the micro-batch and the rows, so the least is found without trying the rest.
         let smallest = &frame.splits[..1];
         let least = bases
@@ -223,7 +233,6 @@ impl<'a> Task<'a> {
             return Ok(least);
         }
         for head_rows in [HEAD_ROWS, LEAST_HEAD_ROWS] {
-            // The exact base first: NF4 is for where it does not fit.
             for &base in &bases {
                 let candidates = self.candidates(config, budget, &frame, base, &frame.splits, head_rows);
                 if let Some(best) = fastest(candidates.into_iter().filter(Proposal::fits)) {
@@ -295,27 +304,55 @@ impl<'a> Task<'a> {
         let mut candidates = Vec::with_capacity(modes.len() * splits.len());
         for &recompute in &modes {
             for &(micro_batch, accumulation) in splits {
-                let settings = settings(config, frame, base, recompute, micro_batch, accumulation, head_rows);
-                candidates.push(Proposal {
-                    planned_bytes: self.bytes(&settings),
-                    time: self.time(config, frame, &settings),
-                    budget: budget.clone(),
-                    data: frame.data,
-                    mean_tokens: frame.kept.n_tokens / frame.kept.n_examples,
-                    settings,
-                });
+                let forms = (base, self.compute(config), recompute);
+                let mut settings = settings(config, frame, forms, (micro_batch, accumulation), head_rows);
+                settings.train_on = self.hardware.train_on;
+                let mut add = |settings: Settings| {
+                    candidates.push(Proposal {
+                        planned_bytes: self.bytes(&settings),
+                        time: self.time(config, frame, &settings),
+                        budget: budget.clone(),
+                        data: frame.data,
+                        mean_tokens: frame.kept.n_tokens / frame.kept.n_examples,
+                        settings,
+                    });
+                };
+                let is_open = config.recompute.is_none() && config.n_layers_eased.is_none();
+                if let Some(eased) = self.eased(&settings, budget).filter(|_| is_open) {
+                    add(Settings { n_layers_eased: eased, ..settings.clone() });
+                }
+                add(settings);
             }
         }
         candidates
+    }
+
+    /// As many layers recompute one step less as the budget has room for; `None` where that is none, or all of them.
+    fn eased(&self, settings: &Settings, budget: &Budget) -> Option<usize> {
+        let n_layers = self.shape.n_layers;
+        if settings.recompute == Recompute::N || n_layers < 3 {
+            return None;
+        }
+        let easier = Settings { recompute: settings.recompute.eased(), ..settings.clone() };
+        if self.bytes(&easier) <= budget.budget_bytes {
+            return None;
+        }
+        // Bytes grow evenly from one eased layer to all but one; with all of them it is the next mode.
+        let bytes = |n| self.bytes(&Settings { n_layers_eased: n, ..settings.clone() });
+        let (one, two) = (bytes(1), bytes(2));
+        let room = budget.budget_bytes.checked_sub(one)?;
+        let more = room.checked_div(two.saturating_sub(one)).unwrap_or(u64::MAX);
+        Some((1 + more.min(n_layers as u64) as usize).min(n_layers - 1))
     }
 
     fn time(&self, config: &RunConfig, frame: &Frame, settings: &Settings) -> TimeEstimate {
         let mean = frame.kept.n_tokens / frame.kept.n_examples;
         let sequence_tokens = mean * frame.data.n_train as f64 / frame.data.n_sequences as f64;
         let (attended, learned) = (frame.kept.attended, self.lengths.learned_share);
-        let flops = Flops::per_token(self.shape, &settings.lora, settings.recompute, attended, learned);
+        let recompute = Mix::of(settings, self.shape.n_layers);
+        let flops = Flops::per_token(self.shape, &settings.lora, recompute, attended, learned);
         let tokens = sequence_tokens * settings.micro_batch as f64;
-        let load = Load { base: settings.base, recompute: settings.recompute, tokens, flops };
+        let load = Load { base: settings.base, recompute, tokens, flops };
         let speed = cost::speed(self.shape, self.hardware, settings, &load, attended, learned);
         let step_tokens = tokens * settings.accumulation as f64;
         let step_s = step_tokens / speed.tokens_per_s;
@@ -385,15 +422,15 @@ fn splits(config: &RunConfig, n_sequences: usize) -> Vec<(usize, usize)> {
 fn settings(
     config: &RunConfig,
     frame: &Frame,
-    base: BaseFormat,
-    recompute: Recompute,
-    micro_batch: usize,
-    accumulation: usize,
+    (base, compute, recompute): (BaseFormat, ComputeDtype, Recompute),
+    (micro_batch, accumulation): (usize, usize),
     head_rows: usize,
 ) -> Settings {
     let (o, n_steps) = (&config.optimizer, frame.n_steps);
     Settings {
+        train_on: TrainOn::default(),
         base,
+        compute,
         lora: config.lora.clone(),
         length: frame.length,
         over_length: config.data.over_length,
@@ -401,6 +438,7 @@ fn settings(
         micro_batch,
         accumulation,
         recompute,
+        n_layers_eased: config.n_layers_eased.unwrap_or(0),
         head_rows: head_rows.min(micro_batch * frame.length).max(1),
         optimizer: frame.optimizer,
         learning_rate: o.learning_rate,
@@ -426,6 +464,14 @@ fn settings(
 /// 3 % of the steps, at least one, and none where there is only one step, which would then learn at a rate of 0.
 fn proposed_warmup(n_steps: usize) -> usize {
     if n_steps < 2 { 0 } else { ((n_steps as f64 * WARMUP_SHARE).round() as usize).max(1) }
+}
+
+/// The base as the step computes with it, not quantised.
+pub(super) fn exact_base(compute: ComputeDtype) -> BaseFormat {
+    match compute {
+        ComputeDtype::F32 => BaseFormat::F32,
+        ComputeDtype::Bf16 => BaseFormat::Half,
+    }
 }
 
 /// Whether an example beyond the length is cut rather than left out.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use ts_rs::TS;
 
-use super::propose::{Proposal, Task, cuts};
+use super::propose::{Proposal, Task, cuts, exact_base};
 use super::remedy::with_rank;
 use super::{Error, PlanWarning, cost};
 use crate::config::{BaseFormat, OptimizerKind, Recompute, RunConfig, Settings, Target};
@@ -226,8 +226,17 @@ impl Writer<'_> {
             (why.0, why.1.to_string())
         };
         let other = if mode == Recompute::N { Recompute::C0 } else { Recompute::N };
-        let change = self.change(mode_name(other).into(), |config| config.recompute = Some(other));
-        self.reason("recompute", mode_name(mode).into(), fixed, why, change)
+        let change = self.change(mode_name(other).into(), |config| {
+            (config.recompute, config.n_layers_eased) = (Some(other), None);
+        });
+        let value = match self.settings().n_layers_eased {
+            0 => mode_name(mode).into(),
+            eased => {
+                let (less, of) = (mode_name(mode.eased()), self.task.shape.n_layers);
+                format!("{}; {} in {eased} of {of} layers", mode_name(mode), less.to_lowercase())
+            }
+        };
+        self.reason("recompute", value, fixed, why, change)
     }
 
     fn optimizer(&self) -> Reason {
@@ -256,10 +265,11 @@ impl Writer<'_> {
         let fixed = self.config.base.is_some();
         let why = match (fixed, base) {
             (true, _) => ("fixed", "As you chose. The adapter, sums and loss are in 32 bit either way."),
-            (false, BaseFormat::F32) => ("fits", "The exact base fits, so nothing is rounded."),
+            (false, BaseFormat::F32 | BaseFormat::Half) => ("fits", "The exact base fits, so nothing is rounded."),
             (false, BaseFormat::Nf4) => ("tight", "The exact base does not fit. Sums and loss stay in 32 bit."),
         };
-        let other = if base == BaseFormat::F32 { BaseFormat::Nf4 } else { BaseFormat::F32 };
+        let exact = exact_base(self.settings().compute);
+        let other = if base == exact { BaseFormat::Nf4 } else { exact };
         let change = self.change(base_name(other).into(), |config| config.base = Some(other));
         self.reason("base", base_name(base).into(), fixed, (why.0, why.1.into()), change)
     }
@@ -378,6 +388,7 @@ fn mode_name(mode: Recompute) -> &'static str {
 fn base_name(base: BaseFormat) -> &'static str {
     match base {
         BaseFormat::F32 => "32-bit base",
+        BaseFormat::Half => "16-bit base",
         BaseFormat::Nf4 => "NF4 base",
     }
 }
@@ -490,14 +501,12 @@ pub(super) fn warnings(task: &Task, config: &RunConfig, proposal: &Proposal) -> 
     }
     match (task.hardware.train_on, task.hardware.cards.first()) {
         (TrainOn::Processor, Some(card)) => {
-            warn("card_not_used", format!("{} is there; this version trains on the processor.", card.name));
+            warn("card_not_used", format!("{} is there; this engine trains on the processor.", card.name));
         }
-        (TrainOn::Card, _) => warn(
-            "card_planned_only",
-            "This version trains on the processor; for a card it plans with 32-bit buffers and a calculated speed."
-                .into(),
-        ),
-        (TrainOn::Processor, None) => {}
+        (TrainOn::Card, _) if !crate::ops::HAS_KERNELS => {
+            warn("card_planned_only", "This is a plan for a card; this engine trains on the processor.".into());
+        }
+        (TrainOn::Card, _) | (TrainOn::Processor, None) => {}
     }
     if proposal.time.total_s > LONG_RUN_S {
         warn(

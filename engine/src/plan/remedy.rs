@@ -160,7 +160,7 @@ fn optimizer(search: &Search, least: &Proposal) -> Option<ChangeTo> {
 }
 
 fn base(search: &Search, _: &Proposal) -> Option<ChangeTo> {
-    search.config.base.filter(|&base| base == BaseFormat::F32)?;
+    search.config.base.filter(|&base| base != BaseFormat::Nf4)?;
     let words = "Hold the base in 4 bit (NF4): a little less exact.";
     Some(search.change("base", "nf4", words, |config| config.base = Some(BaseFormat::Nf4)))
 }

@@ -79,6 +79,8 @@ fn config() -> RunConfig {
         accumulation: None,
         effective_batch: None,
         recompute: None,
+        n_layers_eased: None,
+        compute: None,
         optimizer: OptimizerConfig::default(),
         epochs: None,
         max_steps: None,
@@ -110,7 +112,7 @@ fn no_card() -> Hardware {
     computer("no-card")
 }
 
-fn random_config(rng: &mut ChaCha8Rng) -> RunConfig {
+fn random_config(rng: &mut ChaCha8Rng, hardware: &Hardware) -> RunConfig {
     let mut config = config();
     if rng.random_bool(0.4) {
         config.data.length = Some(rng.random_range(2..4000));
@@ -133,7 +135,7 @@ fn random_config(rng: &mut ChaCha8Rng) -> RunConfig {
         _ => {}
     }
     if rng.random_bool(0.3) {
-        config.base = [BaseFormat::F32, BaseFormat::Nf4].choose(rng).copied();
+        config.base = [propose::exact_base(hardware.compute_dtype()), BaseFormat::Nf4].choose(rng).copied();
     }
     if rng.random_bool(0.3) {
         config.recompute = [Recompute::N, Recompute::C1, Recompute::C0].choose(rng).copied();
@@ -176,7 +178,7 @@ fn for_many(claim: impl Fn(&RunConfig, &Hardware, &Plan)) {
         let low = rng.random_range(2..300);
         let high = low + rng.random_range(1..3000);
         let data = examples(rng.random_range(1..3000), low, high);
-        let config = random_config(&mut rng);
+        let config = random_config(&mut rng, &hardware);
         match plan(shape, &data, &config, &hardware) {
             Ok(plan) => {
                 n_planned += 1;
@@ -268,6 +270,7 @@ fn a_plan_fixed_to_what_was_proposed_is_the_same_plan() {
         pinned.data.packing = Some(s.packing);
         (pinned.micro_batch, pinned.accumulation) = (Some(s.micro_batch), Some(s.accumulation));
         (pinned.base, pinned.recompute, pinned.optimizer.kind) = (Some(s.base), Some(s.recompute), Some(s.optimizer));
+        pinned.n_layers_eased = Some(s.n_layers_eased);
         // The plan is found by its own alternatives too: each config leads to the settings beside it.
         for alternative in &proposed.alternatives {
             assert_eq!(alternative.same, alternative.settings == *s);
@@ -368,7 +371,9 @@ fn the_exact_base_is_held_where_it_fits_and_nf4_where_it_does_not() {
     let data = examples(500, 50, 500);
     let small = plan(&smollm(), &data, &config(), &no_card()).expect("planned");
     assert_eq!((small.settings.base, small.settings.recompute), (BaseFormat::F32, Recompute::N));
-    let large = plan(&llama_8b(), &data, &config(), &computer("rtx-4090-24gb")).expect("planned");
+    let exact = plan(&llama_8b(), &data, &config(), &computer("rtx-4090-24gb")).expect("planned");
+    assert_eq!(exact.settings.base, BaseFormat::Half);
+    let large = plan(&llama_8b(), &data, &config(), &computer("rtx-3060-12gb")).expect("planned");
     assert_eq!(large.settings.base, BaseFormat::Nf4);
     assert!(large.fits);
 }

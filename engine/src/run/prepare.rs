@@ -247,6 +247,7 @@ pub fn sentence(plan: &Plan) -> String {
         },
         match s.base {
             crate::config::BaseFormat::F32 => "32-bit",
+            crate::config::BaseFormat::Half => "16-bit",
             crate::config::BaseFormat::Nf4 => "4-bit",
         },
         s.length,

@@ -3,8 +3,6 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use candle_core::Device;
-
 use super::checkpoint::{Checkpoints, State};
 use super::control::Control;
 use super::error::Error;
@@ -24,7 +22,7 @@ use crate::format;
 use crate::generate::{GenerateOptions, Generator};
 use crate::hardware::Hardware;
 use crate::model::{Adapter, Model, ModelSource};
-use crate::step::Trainer;
+use crate::step::{self, Trainer};
 
 /// Name of the file with the rows that are left out or cut.
 const PROBLEMS: &str = "problems.json";
@@ -197,12 +195,11 @@ fn run(
 ) -> Result<Outcome, Error> {
     let settings = &record.resolved;
     report_rows(folder, &opened, &samples, record, events)?;
-    // The processor is the only device of this engine.
-    let device = Device::Cpu;
+    let device = step::device(settings.train_on)?;
 
     events.phase("load_model")?;
     let mut memory = MemoryMeter::start(planned_bytes);
-    let model = Model::load(&opened.source, &settings.lora, settings.base, &device)?;
+    let model = Model::load(&opened.source, &settings.lora, (settings.base, settings.compute), &device)?;
     let adapter =
         Adapter::new(&model.shape, &settings.lora, settings.seed, &device).map_err(|e| Error::Model(e.into()))?;
     events.phase("allocate")?;
@@ -382,7 +379,7 @@ pub fn load_adapter(
         None => best_step(&checkpoints).ok_or_else(none)?,
     };
     checkpoints.verify(step)?;
-    let device = Device::Cpu;
+    let device = candle_core::Device::Cpu;
     let saved = checkpoints.adapter(step, &device)?;
     let mut adapter = Adapter::new(source.shape(), &record.resolved.lora, record.resolved.seed, &device)
         .map_err(|e| Error::Model(e.into()))?;

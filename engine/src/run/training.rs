@@ -305,34 +305,23 @@ mod tests {
     use super::super::events::{History, Notice, read};
     use super::super::toy::Toy;
     use super::*;
-    use crate::config::{BaseFormat, CheckpointConfig, LoraConfig, OptimizerKind, OverLength, Recompute, ScheduleKind};
+    use crate::config::{CheckpointConfig, ScheduleKind};
 
     fn settings() -> Settings {
         Settings {
-            base: BaseFormat::F32,
-            lora: LoraConfig::default(),
             length: 12,
-            over_length: OverLength::Drop,
-            packing: false,
             micro_batch: 2,
             accumulation: 3,
-            recompute: Recompute::N,
             head_rows: 8,
-            optimizer: OptimizerKind::AdamW32,
             learning_rate: 1e-3,
-            beta1: 0.9,
-            beta2: 0.999,
-            epsilon: 1e-8,
-            weight_decay: 0.0,
-            max_grad_norm: 1.0,
             schedule: ScheduleKind::Cosine,
             warmup_steps: 3,
             n_steps: 17,
             evaluate_every_steps: 4,
-            patience: None,
             n_samples: 1,
             checkpoints: CheckpointConfig { every_seconds: 3600, every_steps: Some(5), keep: 2 },
             seed: 11,
+            ..Settings::default()
         }
     }
 

@@ -17,7 +17,6 @@ use crate::model::weights::Norm;
 use crate::ops::attention::{attention, attention_backward};
 use crate::ops::dropout::{Dropout, dropout, dropout_backward, philox4x32};
 use crate::ops::gemm::{Write, gemm};
-use crate::ops::lora::place as copy;
 use crate::ops::rms_norm::{rms_norm, rms_norm_backward};
 use crate::ops::rope::rope;
 use crate::ops::swiglu::{swiglu, swiglu_backward};
@@ -31,8 +30,7 @@ impl Pass<'_> {
 
         let (kept, next) = (self.batch.layer(layer)?, &self.batch.inputs[layer + 1]);
         self.activation(&kept.gate_up)?;
-        copy(next, &kept.middle)?;
-        self.linear(layer, Group::Down, &self.batch.activation, next, Write::Add)
+        self.linear(layer, Group::Down, &self.batch.activation, next, Write::Residual(&kept.middle))
     }
 
     /// `qkv = rope(norm(x) [Wq; Wk; Wv]ᵀ)`
@@ -48,8 +46,8 @@ impl Pass<'_> {
         let kept = self.batch.layer(layer)?;
         let out = kept.attention.narrow(1, 0, self.model.shape.q_dim())?;
         attention(&out, &kept.log_sum_exp, &kept.qkv, &self.batch.cu_seqlens, self.heads)?;
-        copy(&kept.middle, &self.batch.inputs[layer])?;
-        self.linear(layer, Group::O, &kept.attention, &kept.middle, Write::Add)
+        let x = &self.batch.inputs[layer];
+        self.linear(layer, Group::O, &kept.attention, &kept.middle, Write::Residual(x))
     }
 
     /// `gate_up = norm(middle) [Wgate; Wup]ᵀ`
@@ -83,15 +81,15 @@ impl Pass<'_> {
         let gradient = batch.gradient.narrow(1, 0, shape.hidden)?;
 
         self.activation(&kept.gate_up)?;
-        self.project_input(layer, Group::Down, &batch.activation)?;
         let activation = batch.activation.narrow(1, 0, shape.ffn)?;
-        self.backward_linear(layer, Group::Down, &batch.activation, &batch.gradient, Some(&activation))?;
+        let down = Backward { input: &batch.activation, has_projection: false, output_gradient: &batch.gradient };
+        self.backward_linear(layer, Group::Down, down, Some(&activation))?;
         swiglu_backward(&kept.gate_up.narrow(1, 0, 2 * shape.ffn)?, &activation)?;
 
         self.normalise(layer, Norm::PostAttention, &kept.middle)?;
-        self.project_input(layer, Group::GateUp, &batch.norm)?;
         let norm = batch.norm.narrow(1, 0, shape.hidden)?;
-        self.backward_linear(layer, Group::GateUp, &batch.norm, &kept.gate_up, Some(&norm))?;
+        let gate_up = Backward { input: &batch.norm, has_projection: false, output_gradient: &kept.gate_up };
+        self.backward_linear(layer, Group::GateUp, gate_up, Some(&norm))?;
         let weight = self.model.norm(layer, Norm::PostAttention);
         rms_norm_backward(&gradient, &norm, &kept.middle, weight, shape.rms_eps, true)
     }
@@ -102,19 +100,19 @@ impl Pass<'_> {
         let gradient = batch.gradient.narrow(1, 0, shape.hidden)?;
 
         // The adapter's columns beside the attention output are those of the forward pass.
-        self.drop_out(layer, Group::O, &kept.attention)?;
-        self.backward_linear(layer, Group::O, &kept.attention, &batch.gradient, Some(&batch.attention_gradient))?;
+        let o = Backward { input: &kept.attention, has_projection: true, output_gradient: &batch.gradient };
+        self.backward_linear(layer, Group::O, o, Some(&batch.attention_gradient))?;
         let dqkv = batch.qkv_gradient.narrow(1, 0, self.heads.qkv_dim())?;
         let out = kept.attention.narrow(1, 0, shape.q_dim())?;
         let (dout, lse) = (&batch.attention_gradient, &kept.log_sum_exp);
-        attention_backward(&dqkv, dout, &out, lse, &kept.qkv, &batch.cu_seqlens, self.heads)?;
+        attention_backward(&dqkv, dout, &out, lse, &batch.delta, &kept.qkv, &batch.cu_seqlens, self.heads)?;
         self.rotate(&dqkv, true)?;
 
         self.normalise(layer, Norm::Input, &batch.inputs[layer])?;
-        self.project_input(layer, Group::Qkv, &batch.norm)?;
         // Nothing below the first block is trained.
         let norm = if layer > 0 { Some(batch.norm.narrow(1, 0, shape.hidden)?) } else { None };
-        self.backward_linear(layer, Group::Qkv, &batch.norm, &batch.qkv_gradient, norm.as_ref())?;
+        let qkv = Backward { input: &batch.norm, has_projection: false, output_gradient: &batch.qkv_gradient };
+        self.backward_linear(layer, Group::Qkv, qkv, norm.as_ref())?;
         let Some(norm) = norm else { return Ok(()) };
         let weight = self.model.norm(layer, Norm::Input);
         rms_norm_backward(&gradient, &norm, &batch.inputs[layer], weight, shape.rms_eps, true)
@@ -139,14 +137,9 @@ impl Pass<'_> {
     /// A group forward, adapter and dropout included.
     fn linear(&self, layer: usize, group: Group, input: &Tensor, output: &Tensor, write: Write) -> Result<()> {
         let dropped = self.drop_out(layer, group, input)?;
-        let adapter = Some(self.adapter);
-        self.model.forward((layer, group), input, dropped.as_ref(), adapter, output, write, &self.batch.slot)
-    }
-
-    /// Writes the adapter's columns beside a group's input again.
-    fn project_input(&self, layer: usize, group: Group, input: &Tensor) -> Result<()> {
-        let dropped = self.drop_out(layer, group, input)?;
-        self.model.project_input((layer, group), input, dropped.as_ref(), self.adapter)
+        let weight = self.model.weight((layer, group), Some(self.adapter), &self.batch.slot)?;
+        weight.project_input(input, dropped.as_ref())?;
+        weight.forward(input, output, write)
     }
 
     /// The mask of a group in this pass.
@@ -168,24 +161,24 @@ impl Pass<'_> {
         Ok(Some(dropped))
     }
 
-    /// A group backward. `input` holds `x` with the adapter's columns, `output_gradient` holds `dy` and room for its own; the
-    /// gradients of `A` and `B` are added up, then `dx` is written to `input_gradient`, which may be the columns of `x`.
+    /// A group backward: the gradients of `A` and `B` are added up, then `dx` is written to `input_gradient`, which may be the
+    /// columns of `x`.
     fn backward_linear(
         &self,
         layer: usize,
         group: Group,
-        input: &Tensor,
-        output_gradient: &Tensor,
+        pass: Backward<'_>,
         input_gradient: Option<&Tensor>,
     ) -> Result<()> {
+        let Backward { input, has_projection, output_gradient } = pass;
         let shape = self.model.group(group);
-        let mask = self.mask(layer, group).filter(|_| shape.rank > 0);
-        let dropped = match (&self.batch.dropped, mask) {
-            (Some(buffer), Some(_)) => Some(buffer.narrow(1, 0, shape.n_in)?),
-            _ => None,
-        };
+        let weight = self.model.weight((layer, group), Some(self.adapter), &self.batch.slot)?;
+        let dropped = self.drop_out(layer, group, input)?;
         if shape.rank > 0 {
-            self.model.project_gradient((layer, group), output_gradient, self.adapter)?;
+            if !has_projection {
+                weight.project_input(input, dropped.as_ref())?;
+            }
+            weight.project_gradient(output_gradient)?;
             let gradients = self.adapter.view(self.gradients, layer, group)?;
             let d = output_gradient.narrow(1, shape.n_out, shape.rank)?;
             let x = match &dropped {
@@ -201,15 +194,22 @@ impl Pass<'_> {
             }
         }
         let Some(input_gradient) = input_gradient else { return Ok(()) };
-        let slot = &self.batch.slot;
-        let fused = dropped.is_none();
-        self.model.backward((layer, group), output_gradient, self.adapter, fused, input_gradient, slot)?;
-        if let (Some(dropped), Some(mask)) = (&dropped, mask) {
+        weight.backward(output_gradient, dropped.is_none(), input_gradient)?;
+        if let (Some(dropped), Some(mask)) = (&dropped, self.mask(layer, group)) {
             // The adapter's part passes through the mask, so it can't ride in the same product.
-            let a = self.adapter.view(self.adapter.flat(), layer, group)?.a;
-            gemm(dropped, &output_gradient.narrow(1, shape.n_out, shape.rank)?, &a, 1.0, Write::Set)?;
+            gemm(dropped, &output_gradient.narrow(1, shape.n_out, shape.rank)?, &weight.a()?, 1.0, Write::Set)?;
             dropout_backward(input_gradient, dropped, mask)?;
         }
         Ok(())
     }
+}
+
+/// What a group's backward pass starts from.
+struct Backward<'a> {
+    /// `x` with room for the adapter's columns.
+    input: &'a Tensor,
+    /// Whether those columns are still there from the forward pass.
+    has_projection: bool,
+    /// `dy` with room for its own.
+    output_gradient: &'a Tensor,
 }

@@ -56,6 +56,8 @@ pub(super) struct Batched {
     pub(super) gradient: Tensor,
     pub(super) qkv_gradient: Tensor,
     pub(super) attention_gradient: Tensor,
+    /// Row sums of the attention output times its gradient, f32 `[n, heads]`.
+    pub(super) delta: Tensor,
     pub(super) dropped: Option<Tensor>,
     pub(super) head: HeadBuffers,
     pub(super) slot: Slot,
@@ -74,22 +76,31 @@ impl Buffers {
     pub(super) fn new(model: &Model, layout: &Layout, settings: &Settings) -> Result<Self> {
         let device = model.device();
         let t = layout.max_tokens;
-        crate::ops::attention::reserve_scratch(settings.length);
+        if device.is_cpu() {
+            crate::ops::attention::reserve_scratch(settings.length);
+        }
         let n_layers = model.shape.n_layers;
-        let rows = |cols: usize| touched(t * cols, device)?.reshape((t, cols));
-        let keep = |cols: Option<usize>| cols.map(rows).transpose();
-        let kept = (0..n_layers)
-            .map(|_| {
+        let dtype = settings.compute.dtype();
+        let rows = |cols: usize, dtype: DType| touched(t * cols, dtype, device)?.reshape((t, cols));
+        let keep = |cols: Option<usize>| cols.map(|cols| rows(cols, dtype)).transpose();
+        let kept = layout
+            .kept
+            .iter()
+            .map(|kept| {
                 Ok(Kept {
-                    qkv: keep(layout.kept.qkv)?,
-                    attention: keep(layout.kept.attention)?,
-                    log_sum_exp: keep(layout.kept.log_sum_exp)?,
-                    middle: keep(layout.kept.middle)?,
-                    gate_up: keep(layout.kept.gate_up)?,
+                    qkv: keep(kept.qkv)?,
+                    attention: keep(kept.attention)?,
+                    log_sum_exp: kept.log_sum_exp.map(|cols| rows(cols, DType::F32)).transpose()?,
+                    middle: keep(kept.middle)?,
+                    gate_up: keep(kept.gate_up)?,
                 })
             })
             .collect::<Result<_>>()?;
-        let slots: Vec<Tensor> = layout.slots.iter().map(|&n| touched(n, device)).collect::<Result<_>>()?;
+        let slots: Vec<Tensor> = layout
+            .slots
+            .iter()
+            .map(|slot| touched(slot.elements, slot.dtype.dtype(), device))
+            .collect::<Result<_>>()?;
         let work = layout
             .work
             .iter()
@@ -100,7 +111,7 @@ impl Buffers {
             .collect::<Result<_>>()?;
         let integers = |n: usize| Tensor::zeros(n, DType::U32, device);
         Ok(Self {
-            inputs: (0..=n_layers).map(|_| rows(model.shape.hidden)).collect::<Result<_>>()?,
+            inputs: (0..=n_layers).map(|_| rows(model.shape.hidden, dtype)).collect::<Result<_>>()?,
             kept,
             work,
             slot: model.slot(None)?,
@@ -160,6 +171,7 @@ impl Buffers {
             gradient: rows(Work::Gradient)?,
             qkv_gradient: rows(Work::QkvGradient)?,
             attention_gradient: rows(Work::AttentionGradient)?,
+            delta: rows(Work::Delta)?,
             dropped: work(Work::Dropped)?,
             head: HeadBuffers {
                 n_rows: self.head_rows,
@@ -205,8 +217,10 @@ impl Batched {
 
 /// Memory that is really there: an untouched zero page would be counted only when a step first writes it, and a machine that
 /// has too little would fail in the middle of the run instead of before it.
-fn touched(n: usize, device: &Device) -> Result<Tensor> {
-    let tensor = Tensor::zeros(n, DType::F32, device)?;
-    crate::ops::upload::clear(&tensor)?;
+fn touched(n: usize, dtype: DType, device: &Device) -> Result<Tensor> {
+    let tensor = Tensor::zeros(n, dtype, device)?;
+    if device.is_cpu() {
+        crate::ops::upload::clear(&tensor)?;
+    }
     Ok(tensor)
 }

@@ -9,9 +9,9 @@ use crate::ops::rms_norm::{rms_norm, rms_norm_backward};
 use crate::ops::rows::{gather, scatter};
 
 impl Pass<'_> {
-    /// Summed loss of the supervised rows in nats. With `gradient_scale`, also writes the gradient by the last layer's output
-    /// into those rows of the residual gradient (which must be clear elsewhere).
-    pub(super) fn head(&self, gradient_scale: Option<f32>) -> Result<f64> {
+    /// The loss of every supervised row, for [`Pass::loss`]. With `gradient_scale`, also writes the gradient by the last layer's
+    /// output into those rows of the residual gradient (which must be clear elsewhere).
+    pub(super) fn head(&self, gradient_scale: Option<f32>) -> Result<()> {
         let (model, batch, head) = (self.model, &self.batch, &self.batch.head);
         let eps = model.shape.rms_eps;
         let output = &batch.inputs[model.shape.n_layers];
@@ -35,8 +35,12 @@ impl Pass<'_> {
             let gradient = batch.gradient.narrow(1, 0, model.shape.hidden)?;
             scatter(&gradient, &dx, &rows)?;
         }
-        // The only value a micro-batch brings back to the host.
-        let losses: Vec<f32> = batch.stats.narrow(1, 1, 1)?.flatten_all()?.to_vec1()?;
+        Ok(())
+    }
+
+    /// Summed loss of the supervised rows in nats. The only values a micro-batch brings back to the host: a card is waited for here.
+    pub(super) fn loss(&self) -> Result<f64> {
+        let losses: Vec<f32> = self.batch.stats.narrow(1, 1, 1)?.flatten_all()?.to_vec1()?;
         Ok(losses.iter().map(|&loss| loss as f64).sum())
     }
 }

@@ -5,6 +5,7 @@
 
 mod block;
 mod buffers;
+mod device;
 mod head;
 
 use std::collections::HashMap;
@@ -22,10 +23,17 @@ use crate::ops::rows::gather;
 use crate::ops::upload::{clear, upload};
 use crate::plan::layout::{Layout, layout};
 use buffers::{Batched, Buffers};
+pub use device::device;
 
 /// Why a step could not be done.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The settings ask for a card and there is none for this engine.
+    #[error("the run trains on a graphics card and none can be used here: {reason}")]
+    NoCard {
+        /// What the driver or the build says.
+        reason: String,
+    },
     /// A micro-batch larger than the buffers.
     #[error("a micro-batch of {n_tokens} tokens does not fit the {max_tokens} that the buffers were planned for")]
     TooManyTokens {
@@ -41,6 +49,14 @@ pub enum Error {
         n_tokens: usize,
         /// Length planned for.
         length: usize,
+    },
+    /// A token id that the embedding has no row for.
+    #[error("token id {id} is past the {vocab_rows} rows of the embedding")]
+    UnknownToken {
+        /// The id.
+        id: u32,
+        /// Rows there are.
+        vocab_rows: usize,
     },
     /// A gradient that is NaN or infinite; nothing was updated.
     #[error("the gradient of {module} in layer {layer} is not finite")]
@@ -58,8 +74,10 @@ pub enum Error {
 impl Explain for Error {
     fn code(&self) -> &'static str {
         match self {
+            Error::NoCard { .. } => "step.no_card",
             Error::TooManyTokens { .. } => "step.too_many_tokens",
             Error::TooLong { .. } => "step.too_long",
+            Error::UnknownToken { .. } => "step.unknown_token",
             Error::NotFinite { .. } => "step.not_finite",
             Error::Tensor(_) => "step.tensor",
         }
@@ -67,9 +85,13 @@ impl Explain for Error {
 
     fn next_step(&self) -> String {
         match self {
+            Error::NoCard { .. } => {
+                "Run it where the card is, or start a new run, which is planned for what this computer has.".into()
+            }
             Error::TooManyTokens { .. } | Error::TooLong { .. } => {
                 "Plan the run again with this length and micro-batch.".into()
             }
+            Error::UnknownToken { .. } => "The tokenizer does not belong to this model; use the model's own.".into(),
             Error::NotFinite { .. } => {
                 "The last checkpoint is safe. Lower the learning rate or clip gradients, then resume.".into()
             }
@@ -136,11 +158,11 @@ impl Trainer {
             pass.forward(layer)?;
         }
         clear(&pass.batch.gradient)?;
-        let loss = pass.head(Some(1.0 / n_supervised_step as f32))?;
+        pass.head(Some(1.0 / n_supervised_step as f32))?;
         for layer in (0..self.model.shape.n_layers).rev() {
             pass.backward(layer)?;
         }
-        Ok(loss)
+        Ok(pass.loss()?)
     }
 
     /// Forward of one micro-batch without dropout or gradients. Returns the summed loss in nats.
@@ -149,7 +171,8 @@ impl Trainer {
         for layer in 0..self.model.shape.n_layers {
             pass.forward(layer)?;
         }
-        Ok(pass.head(None)?)
+        pass.head(None)?;
+        Ok(pass.loss()?)
     }
 
     fn pass(&self, batch: &Batch, dropout: Option<(u64, f32)>) -> Result<Pass<'_>, Error> {
@@ -160,6 +183,11 @@ impl Trainer {
         let longest = batch.cu_seqlens.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0);
         if longest > self.settings.length {
             return Err(Error::TooLong { n_tokens: longest, length: self.settings.length });
+        }
+        // A card's kernels don't refuse an index; it is looked at here, where it is still on the host.
+        let past = |ids: &[u32]| ids.iter().copied().find(|&id| id as usize >= self.model.shape.vocab_rows);
+        if let Some(id) = past(&batch.input_ids).or_else(|| past(&batch.labels)) {
+            return Err(Error::UnknownToken { id, vocab_rows: self.model.shape.vocab_rows });
         }
         let on_device = self.buffers.batch(batch)?;
         upload(&on_device.input_ids, &batch.input_ids)?;

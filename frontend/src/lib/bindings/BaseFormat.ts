@@ -3,4 +3,4 @@
 /**
  * How frozen base weights are held in memory.
  */
-export type BaseFormat = "f32" | "nf4";
+export type BaseFormat = "f32" | "half" | "nf4";

@@ -41,6 +41,10 @@ bus: string | null,
  */
 board_power_w: number | null, 
 /**
+ * Price at release, in US dollars.
+ */
+release_price_usd: number | null, 
+/**
  * Degrees Celsius now.
  */
 temperature_c: number | null, 

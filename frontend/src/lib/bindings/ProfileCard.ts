@@ -37,6 +37,10 @@ bus: string,
  */
 bus_bytes_per_s: number, 
 /**
- * Board power, in watts.
+ * Board power, in watts; of a laptop card the most that a laptop may give it, at which it has these rates.
  */
-board_power_w: number, };
+board_power_w: number, 
+/**
+ * Price at release in US dollars, without tax. Laptop cards have none, and of some others none was announced.
+ */
+release_price_usd: number | null, };

@@ -82,6 +82,7 @@ const profiles = CARDS.map(([id, name, gib, flops]) => ({
         tensor_flops_per_s: flops * 1e10,
         bus: "PCIe 4.0 x16",
         board_power_w: 170,
+        release_price_usd: null,
         temperature_c: null,
         power_w: null,
       },

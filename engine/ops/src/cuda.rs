@@ -1,0 +1,244 @@
+//! A graphics card: its candle device, views of its memory, and the launch of kernels that were compiled at build time.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use candle_core::backend::BackendStorage;
+use candle_core::cuda::cudarc::driver::sys::CUfunction_attribute;
+use candle_core::cuda::cudarc::driver::{CudaFunction, CudaSlice, DevicePtr, LaunchConfig, PushKernelArg};
+use candle_core::cuda::cudarc::nvrtc::Ptx;
+use candle_core::cuda::{CudaDevice, CudaStorage, CudaStorageSlice};
+use candle_core::{DType, Device, Error, Layout, Result, Storage, Tensor, bail};
+
+use super::cpu::matrix_layout;
+
+/// The card number `ordinal`, set up for a training process: one stream, no events between operations, memory of freed tensors
+/// kept by the process.
+///
+/// # Errors
+/// Where there is no such card or no working driver.
+pub fn card(ordinal: usize) -> Result<Device> {
+    // The default constructor's stream differs from thread to thread; a tensor read from another thread could then be read too early.
+    let device = Device::new_cuda_with_stream(ordinal)?;
+    let stream = device.as_cuda_device()?.cuda_stream();
+    // SAFETY: all work of this process goes through this one stream, which orders it.
+    unsafe { stream.context().disable_event_tracking() };
+    Ok(device)
+}
+
+/// Memory of a card that is taken away so that the rest is as much as a smaller card has; given back when dropped.
+#[derive(Debug)]
+pub struct Ballast {
+    /// How much.
+    pub bytes: u64,
+    _memory: CudaSlice<u8>,
+}
+
+/// Takes all of the card but `free_bytes`: from here on an allocation beyond them fails as it would on a smaller card.
+///
+/// # Errors
+/// Where less than that is free, or the driver refuses.
+pub fn leave(device: &Device, free_bytes: u64) -> Result<Ballast> {
+    let device = device.as_cuda_device()?;
+    let stream = device.cuda_stream();
+    let (free, _) = stream.context().mem_get_info().map_err(|error| Error::Msg(error.to_string()))?;
+    let Some(bytes) = (free as u64).checked_sub(free_bytes) else {
+        bail!("{free_bytes} bytes were to be left of the card and {free} are free")
+    };
+    // SAFETY: the memory is never read.
+    let memory = unsafe { device.alloc::<u8>(bytes as usize)? };
+    Ok(Ballast { bytes, _memory: memory })
+}
+
+/// A row-major matrix in device memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matrix {
+    /// Address of its first element.
+    pub(crate) pointer: u64,
+    pub(crate) n_rows: usize,
+    pub(crate) n_cols: usize,
+    /// Elements from row to row.
+    pub(crate) stride: usize,
+    pub(crate) dtype: DType,
+}
+
+/// Views a destination or an operand as a matrix with contiguous rows.
+pub(crate) fn matrix(storage: &CudaStorage, layout: &Layout) -> Result<Matrix> {
+    let (start, n_rows, n_cols, stride) = matrix_layout(layout)?;
+    let dtype = storage.dtype();
+    let pointer = address(storage)? + (start * dtype.size_in_bytes()) as u64;
+    Ok(Matrix { pointer, n_rows, n_cols, stride, dtype })
+}
+
+/// Views a captured tensor as a matrix. The address stays good while the tensor lives: work on it is ordered by the one stream.
+pub(crate) fn operand(tensor: &Tensor) -> Result<Matrix> {
+    let (storage, layout) = tensor.storage_and_layout();
+    match &*storage {
+        Storage::Cuda(storage) => matrix(storage, layout),
+        _ => bail!("a tensor in {:?} was given to an operation on the card", tensor.device().location()),
+    }
+}
+
+/// A slice of device memory as a kernel's argument.
+pub(crate) fn pointer<T>(slice: &CudaSlice<T>) -> Argument {
+    Argument::Pointer(slice.device_ptr(slice.stream()).0)
+}
+
+/// Address of element 0 of a storage.
+pub(crate) fn address(storage: &CudaStorage) -> Result<u64> {
+    fn of<T>(slice: &CudaSlice<T>) -> u64 {
+        slice.device_ptr(slice.stream()).0
+    }
+    Ok(match &storage.slice {
+        CudaStorageSlice::U8(slice) => of(slice),
+        CudaStorageSlice::U32(slice) => of(slice),
+        CudaStorageSlice::BF16(slice) => of(slice),
+        CudaStorageSlice::F16(slice) => of(slice),
+        CudaStorageSlice::F32(slice) => of(slice),
+        CudaStorageSlice::F64(slice) => of(slice),
+        _ => bail!("no operation here takes {:?}", storage.dtype()),
+    })
+}
+
+/// The ending of a kernel's name for its element type.
+pub(crate) fn suffix(dtype: DType) -> Result<&'static str> {
+    Ok(match dtype {
+        DType::BF16 => "bf16",
+        DType::F16 => "f16",
+        DType::F32 => "f32",
+        _ => bail!("no kernel takes {dtype:?}"),
+    })
+}
+
+/// The compiled kernels of one operation, see [`kernels`].
+pub(crate) struct Kernels {
+    pub(crate) name: &'static str,
+    pub(crate) image: &'static [u8],
+    /// Values of `__constant__` arrays, set when the module is loaded.
+    pub(crate) constants: &'static [(&'static str, fn() -> Vec<u8>)],
+}
+
+/// The kernels that `build.rs` compiled from `src/<name>.cu`; then, where they have constant tables, `"symbol" => bytes`.
+macro_rules! kernels {
+    ($name:literal $(, $symbol:literal => $bytes:expr)*) => {
+        $crate::cuda::Kernels {
+            name: $name,
+            image: include_bytes!(concat!(env!("OUT_DIR"), "/", $name, ".fatbin")),
+            constants: &[$(($symbol, $bytes)),*],
+        }
+    };
+}
+pub(crate) use kernels;
+
+/// A kernel's argument. Sizes and strides are `long long` in the kernels, pointers are addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Argument {
+    Pointer(u64),
+    I64(i64),
+    I32(i32),
+    U32(u32),
+    F32(f32),
+    U64(u64),
+}
+
+macro_rules! arguments_from {
+    ($($ty:ty => $variant:ident $(as $cast:ty)?),*) => {$(
+        impl From<$ty> for Argument {
+            fn from(value: $ty) -> Self {
+                Argument::$variant(value $(as $cast)?)
+            }
+        }
+    )*};
+}
+arguments_from!(usize => I64 as i64, i32 => I32, u32 => U32, f32 => F32, u64 => U64, bool => I32 as i32);
+
+/// Fails where operands that a kernel takes as one element type are not.
+pub(crate) fn check_dtypes(op: &str, operands: &[Matrix]) -> Result<()> {
+    let dtypes: Vec<DType> = operands.iter().map(|m| m.dtype).collect();
+    if dtypes.windows(2).any(|pair| pair[0] != pair[1]) {
+        bail!("{op}: operands of {dtypes:?}, expected one element type");
+    }
+    Ok(())
+}
+
+impl Matrix {
+    /// Whether every row starts at a multiple of 16 bytes, so that threads can move that much at a time.
+    pub(crate) fn has_vectors(&self) -> bool {
+        self.pointer.is_multiple_of(16)
+            && (self.n_rows < 2 || (self.stride * self.dtype.size_in_bytes()).is_multiple_of(16))
+    }
+
+    /// Its address as an argument; the stride goes beside it, `m.stride.into()`.
+    pub(crate) fn at(&self) -> Argument {
+        Argument::Pointer(self.pointer)
+    }
+}
+
+impl Kernels {
+    /// Launches `function` (a name inside this module) on the device's stream.
+    ///
+    /// `arguments` must be what the kernel declares, in order; nothing checks that.
+    pub(crate) fn launch(
+        &self,
+        device: &CudaDevice,
+        function: &str,
+        grid: [usize; 3],
+        n_threads: usize,
+        shared_bytes: usize,
+        arguments: &[Argument],
+    ) -> Result<()> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let stream = device.cuda_stream();
+        let function = self.function(device, function, shared_bytes)?;
+        let mut launch = stream.launch_builder(&function);
+        for argument in arguments {
+            match argument {
+                Argument::Pointer(value) | Argument::U64(value) => launch.arg(value),
+                Argument::I64(value) => launch.arg(value),
+                Argument::I32(value) => launch.arg(value),
+                Argument::U32(value) => launch.arg(value),
+                Argument::F32(value) => launch.arg(value),
+            };
+        }
+        let grid_dim = (grid[0] as u32, grid[1] as u32, grid[2] as u32);
+        let config =
+            LaunchConfig { grid_dim, block_dim: (n_threads as u32, 1, 1), shared_mem_bytes: shared_bytes as u32 };
+        // SAFETY: the operation has checked the shapes of its operands; its kernel touches only them.
+        unsafe { launch.launch(config) }.map_err(|error| self.error("launch", error))?;
+        Ok(())
+    }
+
+    /// A function of this module, loaded at its first use on a device.
+    fn function(&self, device: &CudaDevice, name: &str, shared_bytes: usize) -> Result<CudaFunction> {
+        type Loaded = HashMap<(usize, String), CudaFunction>;
+        static LOADED: LazyLock<Mutex<Loaded>> = LazyLock::new(Mutex::default);
+        let stream = device.cuda_stream();
+        let context = stream.context();
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = loaded.get(&(context.ordinal(), name.to_string())) {
+            return Ok(function.clone());
+        }
+        // Kernels of one operation that are loaded apart each have their own copy of the module; it is small.
+        let module =
+            context.load_module(Ptx::from_binary(self.image.to_vec())).map_err(|error| self.error("load of", error))?;
+        for (symbol, bytes) in self.constants {
+            let mut global = module.get_global(symbol, &stream).map_err(|error| self.error(symbol, error))?;
+            stream.memcpy_htod(&bytes(), &mut global).map_err(|error| self.error(symbol, error))?;
+        }
+        let function = module.load_function(name).map_err(|error| self.error(name, error))?;
+        if shared_bytes > 48 * 1024 {
+            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            function
+                .set_attribute(attribute, shared_bytes as i32)
+                .map_err(|error| self.error("shared memory of", error))?;
+        }
+        loaded.insert((context.ordinal(), name.to_string()), function.clone());
+        Ok(function)
+    }
+
+    fn error(&self, what: &str, error: impl std::fmt::Display) -> Error {
+        Error::Msg(format!("{what} the {} kernels failed: {error}", self.name))
+    }
+}

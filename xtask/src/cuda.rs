@@ -1,0 +1,190 @@
+//! `cargo xtask cuda`: the pinned CUDA toolkit under the target folder, and `hearth-cuda` built with it.
+//!
+//! nvcc comes from NVIDIA's packages on PyPI. The engine names the CUDA libraries as needed ones; only their names are needed to link, so
+//! stand-ins with the same symbols are made and the half gigabyte of the real ones stays with those who have a card.
+
+use std::{
+    collections::BTreeSet,
+    env::consts::EXE_SUFFIX,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::{
+    process::{self, cargo},
+    repository, setup,
+};
+
+/// The compiler, its headers and the runtime that is linked statically.
+const TOOLKIT: [&str; 5] = [
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-cuda-runtime==13.0.96",
+    "nvidia-cuda-cccl==13.0.85",
+];
+/// What cudarc calls the toolkit's version.
+const CUDARC_VERSION: &str = "13000";
+/// candle's own kernels are compiled for this architecture and brought up to the card by the driver; Hearth's are for all.
+const CANDLE_ARCHITECTURE: &str = "80";
+/// Libraries the engine needs at run time: name to link with, name to load, cudarc's module that declares its functions.
+const LIBRARIES: [(&str, &str, &str); 5] = [
+    ("cuda", "libcuda.so.1", "driver"),
+    ("nvrtc", "libnvrtc.so.13", "nvrtc"),
+    ("curand", "libcurand.so.10", "curand"),
+    ("cublas", "libcublas.so.13", "cublas"),
+    ("cublasLt", "libcublasLt.so.13", "cublaslt"),
+];
+
+/// Sets up the toolkit and builds `hearth-cuda` beside `hearth`.
+pub(crate) fn cuda() -> Result<()> {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        println!("Left out: the pinned toolkit is for Linux on x86-64. With a CUDA 13.0 toolkit of your own:");
+        println!("cargo build --package hearth-engine --features cuda");
+        return Ok(());
+    }
+    setup::for_engine()?;
+    let program = build()?;
+    println!("Built {}", program.display());
+    Ok(())
+}
+
+/// Builds the engine with its kernels and returns the program, `hearth-cuda`.
+pub(crate) fn build() -> Result<PathBuf> {
+    // The same packages and features as every other build, so that nothing is compiled twice for it.
+    let mut command = with_toolkit(cargo())?;
+    command.args(["build", "--workspace", "--bin", "hearth"]).args([setup::FEATURES[0], FEATURES]);
+    process::run(&mut command)?;
+    let built = repository::program("hearth")?;
+    let program = repository::programs()?.join(format!("hearth-cuda{EXE_SUFFIX}"));
+    fs::copy(&built, &program).with_context(|| format!("copying {}", built.display()))?;
+    // `hearth` itself stays the engine that starts anywhere.
+    process::run(cargo().args(["build", "--workspace", "--bin", "hearth"]).args(setup::FEATURES))?;
+    Ok(program)
+}
+
+/// The features of [`setup::FEATURES`] with the kernels.
+pub(crate) const FEATURES: &str = "hearth-studio/custom-protocol,hearth-engine/cuda";
+
+/// `command` with the environment in which the kernels are compiled and linked.
+pub(crate) fn with_toolkit(mut command: Command) -> Result<Command> {
+    let folder = repository::target()?.join("cuda");
+    let home = toolkit(&folder)?;
+    let link = stand_ins(&folder, &home)?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let paths = std::iter::once(home.join("bin")).chain(std::env::split_paths(&path));
+    command
+        .env("CUDA_HOME", &home)
+        .env("CUDARC_CUDA_VERSION", CUDARC_VERSION)
+        .env("CUDA_COMPUTE_CAP", CANDLE_ARCHITECTURE)
+        .env("LIBRARY_PATH", link)
+        .env("PATH", std::env::join_paths(paths)?);
+    Ok(command)
+}
+
+/// The pinned packages in an environment of their own; returns the toolkit's folder.
+fn toolkit(folder: &Path) -> Result<PathBuf> {
+    let site = folder.join("toolkit");
+    let home = site.join("nvidia").join("cu13");
+    let installed = folder.join("installed.txt");
+    let wanted = TOOLKIT.join("\n");
+    if home.join("bin/nvcc").exists() && fs::read_to_string(&installed).is_ok_and(|is| is == wanted) {
+        return Ok(home);
+    }
+    println!("Fetching the CUDA compiler from PyPI into {} (about 110 MB, once).", folder.display());
+    let _ = fs::remove_dir_all(&site);
+    fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    let flags = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target"];
+    process::run(setup::pip()?.args(flags).arg(&site).args(TOOLKIT))?;
+    for name in ["nvcc", "cudafe++", "ptxas", "fatbinary", "nvlink", "bin2c"] {
+        make_executable(&home.join("bin").join(name))?;
+    }
+    make_executable(&home.join("nvvm/bin/cicc"))?;
+    ensure!(
+        process::succeeds(Command::new(home.join("bin/nvcc")).arg("--version")),
+        "the packages were installed and {} does not start",
+        home.join("bin/nvcc").display()
+    );
+    fs::write(&installed, wanted).with_context(|| format!("writing {}", installed.display()))?;
+    Ok(home)
+}
+
+/// `pip --target` leaves files as they are in the wheel, in some versions without their permissions.
+fn make_executable(path: &Path) -> Result<()> {
+    #[cfg(unix)]
+    if path.exists() {
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+            .with_context(|| format!("making {} executable", path.display()))?;
+    }
+    #[cfg(not(unix))]
+    let _ = path;
+    Ok(())
+}
+
+/// Libraries with the functions that cudarc declares and nothing in them, to link with.
+fn stand_ins(folder: &Path, home: &Path) -> Result<PathBuf> {
+    let link = folder.join("link");
+    fs::create_dir_all(&link).with_context(|| format!("making {}", link.display()))?;
+    let sources = cudarc_sources()?;
+    for (name, soname, module) in LIBRARIES {
+        let library = link.join(format!("lib{name}.so"));
+        let declarations = sources.join(module).join("sys").join("mod.rs");
+        let is_current = |made: fs::Metadata, from: fs::Metadata| Some(made.modified().ok()? >= from.modified().ok()?);
+        if let (Ok(made), Ok(from)) = (fs::metadata(&library), fs::metadata(&declarations))
+            && is_current(made, from) == Some(true)
+        {
+            continue;
+        }
+        let text = fs::read_to_string(&declarations).with_context(|| format!("reading {}", declarations.display()))?;
+        let functions = functions(&text);
+        ensure!(!functions.is_empty(), "{} declares no functions", declarations.display());
+        let code: String = functions.iter().map(|name| format!("void {name}(void) {{}}\n")).collect();
+        let source = link.join(format!("{name}.c"));
+        fs::write(&source, code).with_context(|| format!("writing {}", source.display()))?;
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-w"]).arg(format!("-Wl,-soname,{soname}")).arg("-o").arg(&library).arg(&source);
+        process::run(&mut cc)?;
+    }
+    // The runtime is small: it is linked in.
+    let runtime = home.join("lib").join("libcudart_static.a");
+    let script = format!("INPUT({} -lrt -ldl -lpthread)\n", runtime.display());
+    fs::write(link.join("libcudart.so"), script).context("writing the linker's script for the CUDA runtime")?;
+    Ok(link)
+}
+
+/// Where cargo keeps the sources of cudarc, whose declarations say which functions there are.
+fn cudarc_sources() -> Result<PathBuf> {
+    let said = process::read(cargo().args(["metadata", "--format-version", "1", "--features", FEATURES]))?;
+    let metadata: Value = serde_json::from_str(&said).context("reading what `cargo metadata` printed")?;
+    let packages = metadata["packages"].as_array().context("cargo lists no packages")?;
+    let cudarc = packages.iter().find(|package| package["name"] == "cudarc").context("cudarc is not a dependency")?;
+    let manifest = cudarc["manifest_path"].as_str().context("cudarc has no manifest")?;
+    Ok(Path::new(manifest).parent().context("the manifest has no folder")?.join("src"))
+}
+
+/// Names of all functions that a file declares.
+fn functions(declarations: &str) -> BTreeSet<&str> {
+    declarations
+        .split("fn ")
+        .skip(1)
+        .filter_map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next())
+        .filter(|name| name.starts_with("cu") || name.starts_with("nvrtc"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_are_read_from_declarations_of_any_layout() {
+        let text =
+            "pub fn cuInit(flags: u32) -> i32;\n    pub unsafe fn\u{20}cublasCreate_v2 (handle: *mut h);\nfn other();";
+        assert_eq!(functions(text).into_iter().collect::<Vec<_>>(), ["cuInit", "cublasCreate_v2"]);
+    }
+}
