@@ -1,12 +1,13 @@
 //! The training step on a graphics card, for models of random weights: tokens a second, and planned beside measured memory.
 //!
 //! ```text
-//! card --cell 8b,2048,2,C0 --cell 8b,2048,2,C0+12 --limit-mib 12288 --csv FILE
+//! card --cell 8b,2048,2,C0 --cell 8b,2048,2,C0+12 --cell 8b,2048,2,fit,12288 --csv FILE
 //! ```
 //!
 //! A cell is model, sequence, micro-batch and recompute mode; `+12` lets the last 12 layers recompute one step less. NF4 base, rank 16 on all
 //! linear layers, 8-bit AdamW, every token supervised, one micro-batch and one update a step: what the peers' script does. Each
-//! cell runs in a process of its own. `--limit-mib` leaves that much of the card: the rest is taken first, so the limit is a hard one.
+//! cell runs in a process of its own. A last number is a smaller card in MiB: all else of the card is taken first, so the limit is a hard
+//! one; mode `fit` then recomputes as little as the plan says has room.
 
 #![allow(clippy::print_stdout)]
 
@@ -18,6 +19,8 @@ use hearth_engine::data::Batch;
 use hearth_engine::hardware::TrainOn;
 use hearth_engine::model::shape::{Llama3Scaling, ModelShape, Rope};
 use hearth_engine::model::{Adapter, Model};
+use hearth_engine::plan::CARD_OVERHEAD_BYTES;
+use hearth_engine::plan::layout::layout;
 use hearth_engine::step::{self, Trainer};
 
 const HEADER: &str = "date,commit,card,driver,program,model,seq,micro_batch,mode,tokens_per_s_p20,tokens_per_s_p50,\
@@ -35,24 +38,19 @@ fn main() -> ExitCode {
     };
     let cells = values("--cell");
     if cells.is_empty() {
-        println!("usage: card --cell MODEL,SEQ,MICRO_BATCH,MODE[+LAYERS] … [--limit-mib MIB] [--csv FILE]");
+        println!("usage: card --cell MODEL,SEQ,MICRO_BATCH,MODE[+LAYERS][,MIB] … [--csv FILE]");
         // `cargo test --benches` starts this without arguments.
         return ExitCode::SUCCESS;
     }
     if args.iter().any(|a| a == "--here") {
-        println!("{}", measure(&cells[0], &args.join(" ").replace("--here ", "")));
+        println!("{}", measure(&cells[0]));
         return ExitCode::SUCCESS;
     }
     let mut lines = vec![HEADER.to_string()];
     let mut all_ran = true;
     for cell in &cells {
         let program = std::env::current_exe().expect("this program has a path");
-        let mut command = Command::new(program);
-        command.args(["--here", "--cell", cell]);
-        for limit in values("--limit-mib") {
-            command.args(["--limit-mib", &limit]);
-        }
-        let out = command.output().expect("this program starts again");
+        let out = Command::new(program).args(["--here", "--cell", cell]).output().expect("this program starts again");
         if !out.status.success() {
             println!("{cell}: {}", String::from_utf8_lossy(&out.stderr).trim());
             all_ran = false;
@@ -69,9 +67,11 @@ fn main() -> ExitCode {
 }
 
 /// One row of results; the date and the commit are the caller's.
-fn measure(cell: &str, arguments: &str) -> String {
+fn measure(cell: &str) -> String {
     let parts: Vec<&str> = cell.split(',').collect();
-    let [model, length, micro_batch, mode] = parts[..] else { panic!("{cell}: expected MODEL,SEQ,MICRO_BATCH,MODE") };
+    let [model, length, micro_batch, mode, ref limit @ ..] = parts[..] else {
+        panic!("{cell}: expected MODEL,SEQ,MICRO_BATCH,MODE[,MIB]")
+    };
     let shape = shape(model);
     let number = |text: &str| text.parse::<usize>().unwrap_or_else(|_| panic!("{cell}: {text} is not a number"));
     let (length, micro_batch) = (number(length), number(micro_batch));
@@ -79,13 +79,15 @@ fn measure(cell: &str, arguments: &str) -> String {
     let recompute = match recompute {
         "N" => Recompute::N,
         "C1" => Recompute::C1,
-        "C0" => Recompute::C0,
+        "C0" | "fit" => Recompute::C0,
         _ => panic!("{cell}: {recompute} is no recompute mode"),
     };
-    let settings = Settings {
+    let limit_bytes = limit.first().map(|mib| (number(mib) as u64) << 20);
+    let mut settings = Settings {
         train_on: TrainOn::Card,
         base: BaseFormat::Nf4,
         compute: ComputeDtype::Bf16,
+        embedding_on_host: !shape.tied,
         lora: LoraConfig { rank: 16, alpha: 16.0, dropout: 0.0, targets: Target::ALL.to_vec() },
         length,
         micro_batch,
@@ -95,10 +97,12 @@ fn measure(cell: &str, arguments: &str) -> String {
         optimizer: OptimizerKind::AdamW8,
         ..Settings::default()
     };
-    let limit_mib = arguments.split("--limit-mib ").nth(1).map(|rest| number(rest.split(' ').next().unwrap_or(rest)));
+    if mode == "fit" {
+        settings = fitting(&shape, settings, limit_bytes.expect("a limit to fit into"));
+    }
     let device = step::device(TrainOn::Card).expect("a card");
-    let ballast = limit_mib.map(|mib| leave(&device, ((mib as u64) << 20).saturating_sub(process_bytes())));
-    let base = Model::random(&shape, &settings.lora, (settings.base, settings.compute), &device).expect("a model");
+    let ballast = limit_bytes.map(|bytes| leave(&device, bytes.saturating_sub(process_bytes())));
+    let base = Model::random(&shape, &settings.lora, (&settings).into(), &device).expect("a model");
     let adapter = Adapter::new(&shape, &settings.lora, 1, &device).expect("an adapter");
     let mut trainer = Trainer::new(base, adapter, &settings).expect("the buffers are allocated");
     // Spread over the vocabulary, so that no cache holds the few rows of the embedding that a short cycle would read.
@@ -133,14 +137,28 @@ fn measure(cell: &str, arguments: &str) -> String {
     let card = smi(&["--query-gpu=name,driver_version"]);
     let (name, driver) = card.trim().split_once(", ").expect("name and driver");
     format!(
-        ",,{name},{driver},hearth,{model},{length},{micro_batch},{mode}{},{:.1},{:.1},{:.1},{},{},card {arguments}",
-        limit_mib.map_or(String::new(), |mib| format!(" in {mib} MiB")),
+        ",,{name},{driver},hearth,{model},{length},{micro_batch},{:?}+{}{},{:.1},{:.1},{:.1},{},{},card --cell {}",
+        settings.recompute,
+        settings.n_layers_eased,
+        limit.first().map_or(String::new(), |mib| format!(" in {mib} MiB")),
         quantile(0.2),
         quantile(0.5),
         quantile(0.8),
-        trainer.planned_bytes(),
+        trainer.planned_bytes() + CARD_OVERHEAD_BYTES,
         process_bytes() - ballast.unwrap_or(0),
+        cell.replace(',', ";"),
     )
+}
+
+/// The least recomputing that the plan has room for in so many bytes of a card.
+fn fitting(shape: &ModelShape, settings: Settings, limit_bytes: u64) -> Settings {
+    let with = |recompute, n_layers_eased| Settings { recompute, n_layers_eased, ..settings.clone() };
+    let eased = |mode| (0..shape.n_layers).rev().map(move |n| (mode, n));
+    let least_first = [(Recompute::N, 0)].into_iter().chain(eased(Recompute::C1)).chain(eased(Recompute::C0));
+    least_first
+        .map(|(mode, n)| with(mode, n))
+        .find(|settings| layout(shape, settings).bytes() + CARD_OVERHEAD_BYTES <= limit_bytes)
+        .unwrap_or_else(|| panic!("nothing fits in {limit_bytes} bytes"))
 }
 
 /// Takes all of the card but so much, for as long as the process lives; says how much that was.

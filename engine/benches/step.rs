@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use hearth_engine::config::*;
 use hearth_engine::data::Batch;
+use hearth_engine::model::weights::Precision;
 use hearth_engine::model::{Adapter, Model, ModelSource};
 use hearth_engine::run::memory::anonymous_bytes;
 use hearth_engine::step::Trainer;
@@ -63,8 +64,7 @@ fn cell(model: &PathBuf, length: usize, mode: &str) -> String {
     let source = ModelSource::open(model).expect("the model opens");
     let before = anonymous_bytes().expect("this system tells a process's memory");
     let device = candle_core::Device::Cpu;
-    let base =
-        Model::load(&source, &settings.lora, (settings.base, ComputeDtype::F32), &device).expect("the model loads");
+    let base = Model::load(&source, &settings.lora, Precision::f32(settings.base), &device).expect("the model loads");
     let adapter = Adapter::new(&base.shape, &settings.lora, 1, &device).expect("an adapter");
     let n_rows = base.shape.vocab_rows as u32;
     let mut trainer = Trainer::new(base, adapter, &settings).expect("the buffers are allocated");

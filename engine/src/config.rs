@@ -47,6 +47,9 @@ pub struct RunConfig {
     /// Sequences per optimizer step; `micro_batch * accumulation` where both are given.
     #[serde(default)]
     pub effective_batch: Option<usize>,
+    /// Keep the embedding in system memory, where a card reads the rows it needs. Exact, and all but free.
+    #[serde(default)]
+    pub embedding_on_host: Option<bool>,
     /// What the forward pass keeps for the backward pass.
     #[serde(default)]
     pub recompute: Option<Recompute>,
@@ -383,6 +386,9 @@ pub struct Settings {
     pub base: BaseFormat,
     #[serde(default)]
     pub compute: ComputeDtype,
+    /// The embedding is in system memory. Not where the head is the embedding, and not on the processor.
+    #[serde(default)]
+    pub embedding_on_host: bool,
     pub lora: LoraConfig,
     pub length: usize,
     pub over_length: OverLength,
@@ -421,6 +427,7 @@ impl Default for Settings {
             train_on: TrainOn::Processor,
             base: BaseFormat::F32,
             compute: ComputeDtype::F32,
+            embedding_on_host: false,
             lora: LoraConfig::default(),
             length: 512,
             over_length: OverLength::Drop,

@@ -40,7 +40,7 @@ const MOST_EXPORTS: u32 = 1000;
 const CURVE_POINTS: usize = 120;
 
 /// Work that waits for a process or a disk, away from the window's own thread.
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> Answer<T> + Send + 'static) -> Answer<T> {
+pub(crate) async fn aside<T: Send + 'static>(work: impl FnOnce() -> Answer<T> + Send + 'static) -> Answer<T> {
     spawn_blocking(work).await.map_err(|e| engine::error("window.internal", e.to_string(), "Try again."))?
 }
 
@@ -466,8 +466,9 @@ mod tests {
         let main = include_str!("main.rs");
         let mut commands: Vec<String> = main
             .lines()
-            .filter_map(|line| line.trim().strip_prefix("commands::")?.strip_suffix(','))
-            .map(|name| format!("allow-{}", name.replace('_', "-")))
+            .filter_map(|line| line.trim().strip_suffix(',')?.split_once("::"))
+            .filter(|(module, _)| ["commands", "presets"].contains(module))
+            .map(|(_, name)| format!("allow-{}", name.replace('_', "-")))
             .collect();
         commands.sort();
         assert_eq!(granted, commands);

@@ -6,6 +6,7 @@
 mod commands;
 mod drops;
 mod engine;
+mod presets;
 mod streams;
 
 use std::process::ExitCode;
@@ -61,6 +62,9 @@ fn main() -> ExitCode {
             commands::watch_drops,
             commands::watch_run,
             commands::write_report,
+            presets::delete_preset,
+            presets::list_presets,
+            presets::save_preset,
         ])
         .build(tauri::generate_context!());
     let app = match app {

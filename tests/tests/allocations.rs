@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use candle_core::Device;
 use hearth_engine::config::*;
 use hearth_engine::data::Batch;
+use hearth_engine::model::weights::Precision;
 use hearth_engine::model::{Adapter, Model, ModelSource};
 use hearth_engine::step::Trainer;
 use hearth_tests::step::settings;
@@ -66,7 +67,7 @@ fn a_step_allocates_no_tensor_in_any_mode() {
             let lora = LoraConfig { dropout, ..settings().lora };
             let optimizer = OptimizerKind::AdamW8;
             let settings = Settings { base, lora: lora.clone(), recompute, optimizer, ..settings() };
-            let model = Model::load(&source, &lora, (base, ComputeDtype::F32), &Device::Cpu).unwrap();
+            let model = Model::load(&source, &lora, Precision::f32(base), &Device::Cpu).unwrap();
             let adapter = Adapter::new(source.shape(), &lora, 1, &Device::Cpu).unwrap();
             let mut trainer = Trainer::new(model, adapter, &settings).unwrap();
             let ids: Vec<u32> = (0..128).map(|i| 3 + i % 250).collect();

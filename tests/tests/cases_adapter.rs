@@ -5,9 +5,10 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::Device;
-use hearth_engine::config::{BaseFormat, ComputeDtype};
+use hearth_engine::config::BaseFormat;
 use hearth_engine::export::{Error, read_adapter};
 use hearth_engine::generate::Generator;
+use hearth_engine::model::weights::Precision;
 use hearth_engine::model::{Model, ModelSource};
 
 fn case() -> Option<PathBuf> {
@@ -26,7 +27,7 @@ fn case() -> Option<PathBuf> {
 fn loss(case: &Path, adapter: &str) -> Result<f64, Error> {
     let source = ModelSource::open(&case.join("base"))?;
     let adapter = read_adapter(&case.join(adapter), source.shape(), &Device::Cpu)?;
-    let model = Model::load(&source, adapter.lora(), (BaseFormat::F32, ComputeDtype::F32), &Device::Cpu)?;
+    let model = Model::load(&source, adapter.lora(), Precision::f32(BaseFormat::F32), &Device::Cpu)?;
     let probe: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(case.join("probe.jsonl")).expect("the probe is there"))
             .expect("one line of JSON");

@@ -8,6 +8,7 @@ use candle_core::{Device, Tensor};
 use hearth_engine::config::*;
 use hearth_engine::data::Batch;
 use hearth_engine::generate::Generator;
+use hearth_engine::model::weights::Precision;
 use hearth_engine::model::{Adapter, Model, ModelSource};
 use hearth_engine::step::Trainer;
 use hearth_tests::step::settings;
@@ -48,7 +49,7 @@ impl Golden {
 
     fn trainer(&self, settings: &Settings) -> Trainer {
         let source = self.source();
-        let model = Model::load(&source, &settings.lora, (settings.base, ComputeDtype::F32), &Device::Cpu).unwrap();
+        let model = Model::load(&source, &settings.lora, Precision::f32(settings.base), &Device::Cpu).unwrap();
         let file = goldens().join(format!("{}-adapter/adapter_model.safetensors", self.name));
         let saved = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
         let mut adapter = Adapter::new(source.shape(), &settings.lora, 0, &Device::Cpu).unwrap();
@@ -294,7 +295,7 @@ fn every_trainable_tensor_gets_a_finite_gradient_that_is_not_zero() {
         let lora = LoraConfig { targets, ..settings().lora };
         let settings = Settings { lora: lora.clone(), ..settings() };
         let source = golden.source();
-        let model = Model::load(&source, &lora, (BaseFormat::F32, ComputeDtype::F32), &Device::Cpu).unwrap();
+        let model = Model::load(&source, &lora, Precision::f32(BaseFormat::F32), &Device::Cpu).unwrap();
         let mut adapter = Adapter::new(source.shape(), &lora, 1, &Device::Cpu).unwrap();
         for (layer, target) in adapter.names().collect::<Vec<_>>() {
             let (a, mut b) = (adapter.a(layer, target).unwrap(), adapter.b(layer, target).unwrap());

@@ -5,11 +5,12 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::Device;
-use hearth_engine::config::{BaseFormat, ComputeDtype, LoraConfig, Target};
+use hearth_engine::config::{BaseFormat, LoraConfig, Target};
 use hearth_engine::export::{
     ExportDtype, MergeOptions, PROOF, Proof, ProofPrompt, Witness, prove_adapter, prove_merged, write_adapter,
     write_merged,
 };
+use hearth_engine::model::weights::Precision;
 use hearth_engine::model::{Adapter, Model, ModelSource};
 
 fn model() -> Option<ModelSource> {
@@ -70,7 +71,7 @@ fn every_export_of_the_demo_model_is_proven() {
     let lora = LoraConfig { rank: 8, alpha: 16.0, dropout: 0.0, targets: Target::ALL.to_vec() };
     let (bundle, stop_ids, prompts) = (source.tokenizer().unwrap(), vec![2], prompts(&source));
     for base in [BaseFormat::F32, BaseFormat::Nf4] {
-        let model = Model::load(&source, &lora, (base, ComputeDtype::F32), &Device::Cpu).unwrap();
+        let model = Model::load(&source, &lora, Precision::f32(base), &Device::Cpu).unwrap();
         let adapter = adapter(&model, &lora);
         let witness = Witness::record(&model, &adapter, &prompts, 12, &stop_ids).unwrap();
 

@@ -13,7 +13,7 @@ use candle_core::{CudaStorage, DType, Error, Layout, Result, Storage, Tensor, ba
 use super::cuda;
 
 /// Bytes of scratch that the library may use, allocated with the first product: NVIDIA's advice for Hopper and later, ample before.
-pub const WORKSPACE_BYTES: usize = 32 << 20;
+const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// A row-major operand with any strides, of which one is 1.
 #[derive(Clone, Copy, Debug)]

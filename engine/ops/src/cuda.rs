@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
-use candle_core::cuda::cudarc::driver::sys::CUfunction_attribute;
-use candle_core::cuda::cudarc::driver::{CudaFunction, CudaSlice, DevicePtr, LaunchConfig, PushKernelArg};
+use candle_core::cuda::cudarc::driver::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CUfunction_attribute};
+use candle_core::cuda::cudarc::driver::{
+    CudaFunction, CudaSlice, DevicePtr, LaunchConfig, PinnedHostSlice, PushKernelArg,
+};
 use candle_core::cuda::cudarc::nvrtc::Ptx;
 use candle_core::cuda::{CudaDevice, CudaStorage, CudaStorageSlice};
 use candle_core::{DType, Device, Error, Layout, Result, Storage, Tensor, bail};
@@ -45,9 +47,47 @@ pub fn leave(device: &Device, free_bytes: u64) -> Result<Ballast> {
     let Some(bytes) = (free as u64).checked_sub(free_bytes) else {
         bail!("{free_bytes} bytes were to be left of the card and {free} are free")
     };
+    // The driver's pool grows by so much at a time; rounded up, it would take of what was to be left.
+    let bytes = bytes - bytes % (32 << 20);
     // SAFETY: the memory is never read.
     let memory = unsafe { device.alloc::<u8>(bytes as usize)? };
     Ok(Ballast { bytes, _memory: memory })
+}
+
+/// A matrix in system memory that the card reads over its bus: the pages are pinned and have the same address on both sides.
+pub(crate) struct HostMatrix {
+    _memory: PinnedHostSlice<u8>,
+    pub(crate) matrix: Matrix,
+}
+
+impl HostMatrix {
+    /// Copies a contiguous matrix in system memory to pinned pages.
+    ///
+    /// # Errors
+    /// Where the system has not so many pages to pin.
+    pub(crate) fn new(tensor: &Tensor, device: &Device) -> Result<Self> {
+        let (n_rows, n_cols) = tensor.dims2()?;
+        let dtype = tensor.dtype();
+        let bytes = match dtype {
+            DType::BF16 => bytes_of(&tensor.flatten_all()?.to_vec1::<half::bf16>()?),
+            DType::F16 => bytes_of(&tensor.flatten_all()?.to_vec1::<half::f16>()?),
+            DType::F32 => bytes_of(&tensor.flatten_all()?.to_vec1::<f32>()?),
+            _ => bail!("no matrix of {dtype:?} is kept in system memory"),
+        };
+        let context = device.as_cuda_device()?.cuda_stream().context().clone();
+        let failed = |error| Error::Msg(format!("{} bytes of system memory could not be pinned: {error}", bytes.len()));
+        // SAFETY: all of it is written before anything reads it.
+        let mut memory =
+            unsafe { context.alloc_pinned_with_flags::<u8>(bytes.len(), CU_MEMHOSTALLOC_DEVICEMAP) }.map_err(failed)?;
+        memory.as_mut_slice().map_err(failed)?.copy_from_slice(&bytes);
+        let pointer = memory.as_ptr().map_err(failed)? as u64;
+        Ok(Self { _memory: memory, matrix: Matrix { pointer, n_rows, n_cols, stride: n_cols, dtype } })
+    }
+}
+
+fn bytes_of<T: Copy>(values: &[T]) -> Vec<u8> {
+    // SAFETY: plain numbers without padding; every bit pattern is a byte.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) }.to_vec()
 }
 
 /// A row-major matrix in device memory.
@@ -114,7 +154,7 @@ pub(crate) fn suffix(dtype: DType) -> Result<&'static str> {
 pub(crate) struct Kernels {
     pub(crate) name: &'static str,
     pub(crate) image: &'static [u8],
-    /// Values of `__constant__` arrays, set when the module is loaded.
+    /// Values of `__constant__` and `__device__` arrays, set when the module is loaded.
     pub(crate) constants: &'static [(&'static str, fn() -> Vec<u8>)],
 }
 
@@ -139,6 +179,8 @@ pub(crate) enum Argument {
     U32(u32),
     F32(f32),
     U64(u64),
+    /// A struct by value, as words of 8 bytes; what the kernel's is shorter by is not read.
+    Struct([u64; 18]),
 }
 
 macro_rules! arguments_from {
@@ -200,6 +242,7 @@ impl Kernels {
                 Argument::I32(value) => launch.arg(value),
                 Argument::U32(value) => launch.arg(value),
                 Argument::F32(value) => launch.arg(value),
+                Argument::Struct(words) => launch.arg(words),
             };
         }
         let grid_dim = (grid[0] as u32, grid[1] as u32, grid[2] as u32);

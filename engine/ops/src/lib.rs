@@ -14,6 +14,7 @@ pub mod gemm;
 pub mod grad_norm;
 pub mod lora;
 pub mod nf4;
+pub mod padded;
 pub mod rms_norm;
 pub mod rope;
 pub mod rows;

@@ -7,8 +7,8 @@
 // A group of linear layers is dequantised by one launch, with its adapter around it; see padded.rs.
 #include "kernels.cuh"
 
-// Set from the tables of nf4.rs and dynamic8.rs. Lanes look up values of their own, and constant memory serves one address
-// at a time: that is for the thresholds, which all lanes go through together.
+// Set from the tables of nf4.rs and dynamic8.rs. Constant memory serves one address at a time: it is for the thresholds,
+// which all lanes go through together, not for values that each lane looks up by itself.
 __device__ float NF4_VALUES[16];
 __device__ float ABSMAX_VALUES[256];
 __constant__ float NF4_THRESHOLDS[15];
@@ -19,10 +19,17 @@ constexpr int NESTED_BLOCK = 256;  // absmax of one nested absmax
 constexpr int TILE = 1024;         // weights of a warp
 constexpr int PIECE = 256;         // of them, those it has in hand at once: 8 a lane
 constexpr int N_WARPS = 8;         // of a thread block that works in tiles
+constexpr int PADDING_ITEMS = 4;   // elements, or pairs, of a thread that places the adapter
+// Thread blocks that a multiprocessor has threads for: registers are to leave room for as many.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900)
+constexpr int N_RESIDENT = 8;
+#else
+constexpr int N_RESIDENT = 6;
+#endif
 
 // Scale of a block, in two roundings.
 __device__ __forceinline__ float block_scale(unsigned char absmax, float nested, float offset) {
-    return __fadd_rn(__fmul_rn(__ldg(ABSMAX_VALUES + absmax), nested), offset);
+    return __fadd_rn(__fmul_rn(ABSMAX_VALUES[absmax], nested), offset);
 }
 
 // Two values rounded and packed, by one instruction.
@@ -39,16 +46,6 @@ template <> __device__ __forceinline__ unsigned pack<f16>(float first, float sec
 // One instruction, by name: nvcc loses sight of the alignment of some of these stores and splits them.
 __device__ __forceinline__ void store16(void* dst, unsigned a, unsigned b, unsigned c, unsigned d) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(dst), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-
-template <bool VECTORS> __device__ __forceinline__ void load(float (&x)[8], const float* src) {
-    if constexpr (VECTORS) {
-        *(float4*)&x[0] = __ldcs((const float4*)src);
-        *(float4*)&x[4] = __ldcs((const float4*)src + 1);
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; i++) x[i] = src[i];
-    }
 }
 
 template <typename T, bool VECTORS> __device__ __forceinline__ void store(T* dst, const float (&w)[8]) {
@@ -99,39 +96,59 @@ __device__ __forceinline__ float beside(const Member& member, unsigned row, unsi
     return own ? __ldg(member.b + (long long)row * (member.b_end - member.b_begin) + (i - member.b_begin)) : 0.0f;
 }
 
+// A and B, and zeros in the columns of other members. N elements at a time, 2 where rows are whole pairs: it is about a
+// hundredth of the buffer, and rows of B are short. All reads are ahead of the writes.
+template <typename T, int N>
+__device__ __forceinline__ void place_adapter(T* dst, long long stride, long long n_out, long long cols, long long rank,
+                                              const float* a, const Group& group) {
+    struct alignas(N * sizeof(T)) Item {
+        T x[N];
+    };
+    const unsigned n_b = n_out * rank, n = n_b + rank * cols;
+    const unsigned first = (blockIdx.x * (PADDING_ITEMS * 32 * N_WARPS) + threadIdx.x) * N;
+    float x[PADDING_ITEMS][N];
+    T* to[PADDING_ITEMS];
+#pragma unroll
+    for (int k = 0; k < PADDING_ITEMS; k++) {
+        const unsigned i = first + k * 32 * N_WARPS * N;
+        const bool is_b = i < n_b;
+        const unsigned at = is_b ? i : i - n_b, width = is_b ? rank : cols, column = at % width;
+        unsigned row = at / width;
+        to[k] = dst + (is_b ? row * stride + cols : (n_out + row) * stride) + column;
+        if (is_b) {
+            const Member member = group.of(row);
+#pragma unroll
+            for (int j = 0; j < N; j++) x[k][j] = beside(member, row, column + j);
+        } else if (i < n) {
+#pragma unroll
+            for (int j = 0; j < N; j++) x[k][j] = __ldg(a + at + j);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < PADDING_ITEMS; k++) {
+        Item item;
+#pragma unroll
+        for (int j = 0; j < N; j++) item.x[j] = from_float<T>(x[k][j]);
+        if (first + k * 32 * N_WARPS * N < n) *(Item*)to[k] = item;
+    }
+}
+
 // For widths that are a multiple of 64: blocks don't straddle rows and 4 bytes of codes are 8 weights of one block.
 //
-// Grid: one warp a tile, tiles counted along the rows; the last of a row may be narrower. First the tiles of A, in thread
-// blocks of their own, then those of the weights, the last of a row with what stands beside it. Loads and stores of a
-// warp are adjacent: lane i of piece j takes weights 256 j + 8 i and on. Scales are computed by lanes 0 to 15, one each.
+// One warp a tile, tiles counted along the rows; the last of a row may be narrower. Loads and stores of a warp are
+// adjacent: lane i of piece j takes weights 256 j + 8 i and on. Scales are computed by lanes 0 to 15, one each.
 template <typename T, bool VECTORS>
-__device__ __forceinline__ void dequantize_tile(T* dst, long long stride, long long n_out, long long cols, long long rank,
-                                                const float* a, const Group& group) {
-    const unsigned lane = threadIdx.x % 32;
-    const unsigned tiles_per_row = (cols + TILE - 1) / TILE;
-    const unsigned n_a_blocks = (rank * tiles_per_row + N_WARPS - 1) / N_WARPS;
-    const bool is_a = blockIdx.x < n_a_blocks;
-    const unsigned tile = (blockIdx.x - (is_a ? 0 : n_a_blocks)) * N_WARPS + threadIdx.x / 32;
+__device__ __forceinline__ void dequantize_tile(T* dst, long long stride, long long n_out, long long cols,
+                                                unsigned thread_block, const Group& group) {
+    const unsigned lane = threadIdx.x % 32, tiles_per_row = (cols + TILE - 1) / TILE;
+    const unsigned tile = thread_block * N_WARPS + threadIdx.x / 32;
     unsigned row = tile / tiles_per_row;
     const unsigned column = tile % tiles_per_row * TILE;
-    if (row >= (is_a ? rank : n_out)) return;  // the whole warp
+    if (row >= n_out) return;  // the whole warp
     const unsigned width = min((long long)TILE, cols - column);
-
-    if (is_a) {
-        T* out = dst + (n_out + row) * stride + column;
-        a += row * cols + column;
-#pragma unroll 2
-        for (unsigned i = lane * 8; i < width; i += PIECE) {
-            float x[8];
-            load<VECTORS>(x, a + i);
-            store<T, VECTORS>(out + i, x);
-        }
-        return;
-    }
-
-    // All reads are under way before the first is waited for.
     T* out = dst + row * stride + column;
     const Member member = group.of(row);
+
     const unsigned long long start = row * (unsigned long long)cols + column;
     const unsigned* words = (const unsigned*)(member.codes + start / 2);
     unsigned word[TILE / PIECE];
@@ -144,11 +161,7 @@ __device__ __forceinline__ void dequantize_tile(T* dst, long long stride, long l
     const unsigned char absmax = __ldg(member.absmax + block);
     const float nested = __ldg(member.nested + block / NESTED_BLOCK);
     const float value = __ldg(NF4_VALUES + lane % 16);
-    const unsigned n_beside = column + width == cols ? rank : 0;
-    const float first_beside = lane < n_beside ? beside(member, row, lane) : 0.0f;
-    const float second_beside = lane + 32 < n_beside ? beside(member, row, lane + 32) : 0.0f;
-
-    for (unsigned i = lane + 64; i < n_beside; i += 32) out[width + i] = from_float<T>(beside(member, row, i));
+    __syncwarp();  // or the compiler waits for a scale before it reads the codes
     const float own_scale = block_scale(absmax, nested, member.offset);
 
 #pragma unroll
@@ -166,14 +179,12 @@ __device__ __forceinline__ void dequantize_tile(T* dst, long long stride, long l
         }
         if (i < width) store<T, VECTORS>(out + i, weights);
     }
-    if (lane < n_beside) out[width + lane] = from_float<T>(first_beside);
-    if (lane + 32 < n_beside) out[width + lane + 32] = from_float<T>(second_beside);
 }
 
 // For any width, an element at a time. Grid: x over columns, y over rows (strided, since y is limited to 65,535).
 template <typename T>
-__device__ __forceinline__ void dequantize_each(T* dst, long long stride, long long n_out, long long cols, long long rank,
-                                                const float* a, const Group& group) {
+__device__ __forceinline__ void dequantize_each(T* dst, long long stride, long long n_out, long long cols,
+                                                long long rank, const float* a, const Group& group) {
     const long long column = blockIdx.x * (long long)blockDim.x + threadIdx.x;
     for (long long row = blockIdx.y; row < n_out + rank; row += gridDim.y) {
         if (column >= (row < n_out ? cols + rank : cols)) return;  // nothing stands below B, and A comes last
@@ -220,14 +231,25 @@ extern "C" __global__ void nf4_quantize(unsigned char* codes, float* absmax, con
     if (lane == 0) absmax[block] = largest;
 }
 
+// Grid: first the thread blocks that place the adapter, then one warp a tile of weights.
+template <typename T, bool VECTORS>
+__device__ __forceinline__ void dequantize(T* dst, long long stride, long long n_out, long long cols, long long rank,
+                                           const float* a, const Group& group) {
+    constexpr int N = VECTORS ? 2 : 1;
+    const unsigned n_padding = rank * (n_out + cols), n_per_block = PADDING_ITEMS * N * 32 * N_WARPS;
+    const unsigned n_padding_blocks = (n_padding + n_per_block - 1) / n_per_block;
+    if (blockIdx.x < n_padding_blocks) place_adapter<T, N>(dst, stride, n_out, cols, rank, a, group);
+    else dequantize_tile<T, VECTORS>(dst, stride, n_out, cols, blockIdx.x - n_padding_blocks, group);
+}
+
 // `dst` is [n_out + rank, cols + rank] with rows `stride` apart: the members' weights, B to their right and A, f32
 // [rank, cols], below them. Of rank 0 it is the weights alone.
 #define DEQUANTIZE(T)                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(32 * N_WARPS, 8)                                                        \
+    extern "C" __global__ void __launch_bounds__(32 * N_WARPS, N_RESIDENT)                                             \
         nf4_dequantize_##T(T* dst, long long stride, long long n_out, long long cols, long long rank, const float* a,  \
                            const __grid_constant__ Group group, int vectors) {                                         \
-        if (vectors) dequantize_tile<T, true>(dst, stride, n_out, cols, rank, a, group);                               \
-        else dequantize_tile<T, false>(dst, stride, n_out, cols, rank, a, group);                                      \
+        if (vectors) dequantize<T, true>(dst, stride, n_out, cols, rank, a, group);                                    \
+        else dequantize<T, false>(dst, stride, n_out, cols, rank, a, group);                                           \
     }                                                                                                                  \
     extern "C" __global__ void nf4_dequantize_each_##T(T* dst, long long stride, long long n_out, long long cols,      \
                                                        long long rank, const float* a,                                 \

@@ -18,7 +18,7 @@
 
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor, bail};
 #[cfg(feature = "cuda")]
-use candle_core::{CudaStorage, DType, backend::BackendStorage};
+use candle_core::{CudaStorage, DType, backend::BackendStorage, cuda::CudaDevice};
 use rayon::prelude::*;
 
 #[cfg(feature = "cuda")]
@@ -27,6 +27,8 @@ use super::adamw::flat;
 use super::cuda;
 use super::dynamic8::{self, SIGNED};
 use super::host::{self, Element};
+#[cfg(feature = "cuda")]
+use super::padded::{MAX_MEMBERS, Member};
 
 /// The 16 values of NF4, ascending (arXiv:2305.14314, appendix E). The code of a value is its index.
 pub const NF4: [f32; 16] = [
@@ -97,7 +99,7 @@ impl Nf4 {
         n.div_ceil(2) + n_blocks + 4 * n_blocks.div_ceil(dynamic8::BLOCK) + 4
     }
 
-    fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
         let n = self.rows * self.cols;
         let n_blocks = n.div_ceil(BLOCK);
         let expected = [n / 2, n_blocks, n_blocks.div_ceil(dynamic8::BLOCK)];
@@ -272,30 +274,65 @@ impl InplaceOp1 for Dequantize<'_> {
 
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, dst: &mut CudaStorage, layout: &Layout) -> Result<()> {
-        let device = dst.device();
-        let dst = cuda::matrix(dst, layout)?;
-        let operand = |tensor: &Tensor, dtype| flat("nf4", cuda::operand(tensor)?, dtype);
-        let codes = operand(&self.src.codes, DType::U8)?;
-        let absmax = operand(&self.src.absmax, DType::U8)?;
-        let nested = operand(&self.src.nested_absmax, DType::F32)?;
-        let suffix = cuda::suffix(dst.dtype)?;
-        let (rows, cols, offset) = (self.src.rows, self.src.cols, self.src.offset);
-        let mut arguments = vec![dst.at(), dst.stride.into(), codes.at(), absmax.at(), nested.at(), offset.into()];
-        arguments.push(rows.into());
-        arguments.push(cols.into());
-        if cols.is_multiple_of(BLOCK) && codes.pointer.is_multiple_of(4) {
-            // A warp writes a tile of up to 1024 weights of a row.
-            const WARPS: usize = 8;
-            let n_tiles = rows * cols.div_ceil(1024);
-            arguments.push(dst.has_vectors().into());
-            let function = format!("nf4_dequantize_{suffix}");
-            KERNELS.launch(device, &function, [n_tiles.div_ceil(WARPS), 1, 1], 32 * WARPS, 0, &arguments)
-        } else {
-            const N_THREADS: usize = 256;
-            let function = format!("nf4_dequantize_each_{suffix}");
-            let grid = [cols.div_ceil(N_THREADS), rows.min(65_535), 1];
-            KERNELS.launch(device, &function, grid, N_THREADS, 0, &arguments)
-        }
+        let member = Member { weight: self.src, b: None };
+        dequantize_on_card(dst.device(), cuda::matrix(dst, layout)?, &[member], None)
+    }
+}
+
+/// Dequantises `members` below one another into `dst`, with the adapter around them where there is an `a`, by one launch. See
+/// [`super::padded::dequantize`], which has checked the shapes.
+#[cfg(feature = "cuda")]
+pub(super) fn dequantize_on_card(
+    device: &CudaDevice,
+    dst: cuda::Matrix,
+    members: &[Member],
+    a: Option<&Tensor>,
+) -> Result<()> {
+    let operand = |tensor: &Tensor, dtype| flat("nf4", cuda::operand(tensor)?, dtype);
+    let pair = |low: u32, high: usize| u64::from(low) | (high as u64) << 32;
+    let (mut n_out, mut cols, mut has_whole_words) = (0, 0, true);
+    // `Group` of nf4.cu: six words a member.
+    let mut group = [0; 6 * MAX_MEMBERS];
+    for (words, Member { weight, b }) in group.chunks_exact_mut(6).zip(members) {
+        n_out += weight.rows;
+        cols = weight.cols;
+        let codes = operand(&weight.codes, DType::U8)?.pointer;
+        let absmax = operand(&weight.absmax, DType::U8)?.pointer;
+        let nested = operand(&weight.nested_absmax, DType::F32)?.pointer;
+        let (b, columns) = match b {
+            Some((b, first)) => {
+                let b = operand(b, DType::F32)?;
+                (b.pointer, *first..first + b.n_cols)
+            }
+            None => (0, 0..0),
+        };
+        has_whole_words &= codes.is_multiple_of(4);
+        let (end, columns) = (pair(weight.offset.to_bits(), n_out), pair(columns.start as u32, columns.end));
+        words.copy_from_slice(&[codes, absmax, nested, b, end, columns]);
+    }
+    let (a, rank) = match a {
+        Some(a) => (operand(a, DType::F32)?.at(), a.dim(0)?),
+        None => (cuda::Argument::Pointer(0), 0),
+    };
+    let mut arguments = vec![dst.at(), dst.stride.into(), n_out.into(), cols.into(), rank.into(), a];
+    arguments.push(cuda::Argument::Struct(group));
+    let suffix = cuda::suffix(dst.dtype)?;
+    if cols.is_multiple_of(BLOCK) && has_whole_words {
+        // A warp writes a tile of up to 1024 weights of a row; a thread of those for the adapter, 4 elements or pairs.
+        const WARPS: usize = 8;
+        let vectors = dst.has_vectors() && rank.is_multiple_of(2);
+        let n_tiles = n_out * cols.div_ceil(1024);
+        let n_per_thread = if vectors { 8 } else { 4 };
+        let n_padding_blocks = (rank * (n_out + cols)).div_ceil(n_per_thread * 32 * WARPS);
+        arguments.push(vectors.into());
+        let function = format!("nf4_dequantize_{suffix}");
+        let grid = [n_padding_blocks + n_tiles.div_ceil(WARPS), 1, 1];
+        KERNELS.launch(device, &function, grid, 32 * WARPS, 0, &arguments)
+    } else {
+        const N_THREADS: usize = 256;
+        let function = format!("nf4_dequantize_each_{suffix}");
+        let grid = [(cols + rank).div_ceil(N_THREADS), (n_out + rank).min(65_535), 1];
+        KERNELS.launch(device, &function, grid, N_THREADS, 0, &arguments)
     }
 }
 
@@ -362,7 +399,7 @@ pub(crate) mod tests {
     }
 
     /// A quantised matrix on another device.
-    fn moved(src: &Nf4, device: &Device) -> Nf4 {
+    pub(crate) fn moved(src: &Nf4, device: &Device) -> Nf4 {
         let to = |tensor: &Tensor| tensor.to_device(device).unwrap();
         Nf4 { codes: to(&src.codes), absmax: to(&src.absmax), nested_absmax: to(&src.nested_absmax), ..src.clone() }
     }

@@ -1,12 +1,49 @@
 //! Rows picked by index: the embedding, and the supervised rows on their way to the head and back.
 
-use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor, bail};
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor, bail};
 #[cfg(feature = "cuda")]
 use candle_core::{CudaStorage, DType, backend::BackendStorage};
 
 use super::cpu::{Matrix, flat, matrix, matrix_mut};
 #[cfg(feature = "cuda")]
 use super::cuda;
+
+/// Rows to pick from: in the device's memory, or in the system's, where a card reads the rows it needs over its bus.
+pub struct Table(Place);
+
+enum Place {
+    Device(Tensor),
+    #[cfg(feature = "cuda")]
+    Host(cuda::HostMatrix),
+}
+
+impl Table {
+    /// A table of rows that are where they are picked.
+    pub fn on_device(rows: Tensor) -> Self {
+        Self(Place::Device(rows))
+    }
+
+    /// A table in system memory for a card: `rows` is `[n, h]` and contiguous. It takes nothing of the card, and of the bus what
+    /// the picked rows have.
+    ///
+    /// # Errors
+    /// Where so much system memory cannot be pinned, and on a device that is no card.
+    pub fn on_host(rows: &Tensor, device: &Device) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        return Ok(Self(Place::Host(cuda::HostMatrix::new(rows, device)?)));
+        #[cfg(not(feature = "cuda"))]
+        bail!("{:?} for {:?}: this engine has no kernels for a card", rows.dims(), device.location())
+    }
+
+    /// [`gather`] from these rows.
+    pub fn gather(&self, dst: &Tensor, index: &Tensor) -> Result<()> {
+        match &self.0 {
+            Place::Device(rows) => gather(dst, rows, index),
+            #[cfg(feature = "cuda")]
+            Place::Host(rows) => dst.inplace_op1(&GatherFromHost { rows: rows.matrix, index }),
+        }
+    }
+}
 
 /// `dst[i] = src[index[i]]`. `dst` is `[m, h]`, `src` is `[n, h]`, f32, or 16-bit on a card; `index` is u32 `[m]`, each
 /// below `n` (on a card nothing fails past it: such a row is not written).
@@ -53,6 +90,31 @@ impl InplaceOp1 for Gather<'_> {
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
         let (dst, src) = (cuda::matrix(storage, layout)?, cuda::operand(self.src)?);
         launch("gather", storage.device(), dst, src, self.index, src.n_rows)
+    }
+}
+
+#[cfg(feature = "cuda")]
+struct GatherFromHost<'a> {
+    rows: cuda::Matrix,
+    index: &'a Tensor,
+}
+
+#[cfg(feature = "cuda")]
+impl InplaceOp1 for GatherFromHost<'_> {
+    fn name(&self) -> &'static str {
+        "gather_from_host"
+    }
+
+    fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> Result<()> {
+        bail!("gather_from_host: rows pinned for a card were to be picked on the processor")
+    }
+
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        let dst = cuda::matrix(storage, layout)?;
+        if dst.n_cols != self.rows.n_cols || dst.n_rows != self.index.elem_count() {
+            bail!("gather_from_host: {:?} rows of {:?} into {dst:?}", self.index.dims(), self.rows);
+        }
+        launch("gather", storage.device(), dst, self.rows, self.index, self.rows.n_rows)
     }
 }
 

@@ -78,6 +78,9 @@ pub(crate) struct ConfigArgs {
     /// What the forward pass keeps: n (everything), c1 or c0 (the inputs of blocks only).
     #[arg(long, value_parser = named::<Recompute>, value_name = "MODE")]
     recompute: Option<Recompute>,
+    /// Keep the embedding in system memory: true or false.
+    #[arg(long, value_name = "BOOL")]
+    embedding_on_host: Option<bool>,
     /// Layers that recompute one step less than --recompute says.
     #[arg(long, value_name = "LAYERS")]
     layers_eased: Option<usize>,
@@ -197,6 +200,7 @@ impl ConfigArgs {
         set(&mut config.accumulation, self.accumulation.map(Some));
         set(&mut config.effective_batch, self.effective_batch.map(Some));
         set(&mut config.recompute, self.recompute.map(Some));
+        set(&mut config.embedding_on_host, self.embedding_on_host.map(Some));
         set(&mut config.n_layers_eased, self.layers_eased.map(Some));
         set(&mut config.optimizer.kind, self.optimizer.map(Some));
         set(&mut config.optimizer.learning_rate, self.lr);
@@ -246,6 +250,7 @@ fn empty(model: PathBuf, data: PathBuf) -> RunConfig {
         effective_batch: None,
         recompute: None,
         n_layers_eased: None,
+        embedding_on_host: None,
         optimizer: OptimizerConfig::default(),
         epochs: None,
         max_steps: None,

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::ValueEnum;
-use hearth_engine::config::ComputeDtype;
 use hearth_engine::data::{Encoder, Message};
 use hearth_engine::event::TrainEvent;
 use hearth_engine::export::{self, ExportDtype, MergeOptions, Proof, ProofPrompt, Verdict, Witness};
@@ -166,7 +165,12 @@ fn witness(trained: &Trained<'_>, model: &Model, encoder: &Encoder) -> Result<Wi
 
 fn trained_model(trained: &Trained<'_>) -> Result<Model, Failure> {
     let settings = &trained.record.resolved;
-    Ok(Model::load(&trained.source, &settings.lora, (settings.base, ComputeDtype::F32), &candle_core::Device::Cpu)?)
+    Ok(Model::load(
+        &trained.source,
+        &settings.lora,
+        hearth_engine::model::weights::Precision::f32(settings.base),
+        &candle_core::Device::Cpu,
+    )?)
 }
 
 /// What was found, and what a person should know.

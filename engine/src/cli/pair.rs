@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use hearth_engine::config::{BaseFormat, ComputeDtype, LoraConfig};
+use hearth_engine::config::{BaseFormat, LoraConfig};
 use hearth_engine::data::Encoder;
+use hearth_engine::model::weights::Precision;
 use hearth_engine::model::{Adapter, Model, ModelSource};
 use hearth_engine::run;
 
@@ -44,7 +45,7 @@ impl Pair {
             }
             _ => (None, LoraConfig::none(), BaseFormat::F32),
         };
-        let model = Model::load(&source, &lora, (base, ComputeDtype::F32), &candle_core::Device::Cpu)?;
+        let model = Model::load(&source, &lora, Precision::f32(base), &candle_core::Device::Cpu)?;
         Ok(Self { encoder, model, adapter })
     }
 }

@@ -23,8 +23,9 @@ use ts_rs::TS;
 use super::shard::ExportDtype;
 use super::witness::Witness;
 use super::{Error, MergeOptions, Written, folder, read, text};
-use crate::config::{BaseFormat, ComputeDtype, LoraConfig, Target};
+use crate::config::{BaseFormat, LoraConfig, Target};
 use crate::generate::Generator;
+use crate::model::weights::Precision;
 use crate::model::{Adapter, Model, ModelSource, TokenizerBundle};
 use draft::Draft;
 
@@ -193,7 +194,7 @@ pub fn prove_merged(
     };
     proof.tokenizer(bundle, &tokenizer, witness, &options.stop_ids);
     proof.merged_weights(source, adapter, options.base, &export, progress)?;
-    match Model::load(&export, &LoraConfig::none(), (BaseFormat::F32, ComputeDtype::F32), device) {
+    match Model::load(&export, &LoraConfig::none(), Precision::f32(BaseFormat::F32), device) {
         Ok(model) => {
             proof.loads();
             proof.behaviour(witness, &mut Generator::new(&model, None)?, &tokenizer)?;

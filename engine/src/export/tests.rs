@@ -8,8 +8,9 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::config::{BaseFormat, ComputeDtype, LoraConfig, Target};
+use crate::config::{BaseFormat, LoraConfig, Target};
 use crate::generate::Generator;
+use crate::model::weights::Precision;
 use crate::model::{Adapter, Model, ModelSource, TokenizerBundle};
 
 pub(super) fn goldens() -> PathBuf {
@@ -33,7 +34,7 @@ impl Tuned {
         let source = ModelSource::open(base).unwrap();
         let bundle = source.tokenizer().unwrap();
         let adapter = read_adapter(adapter, source.shape(), &Device::Cpu).unwrap();
-        let model = Model::load(&source, adapter.lora(), (format, ComputeDtype::F32), &Device::Cpu).unwrap();
+        let model = Model::load(&source, adapter.lora(), Precision::f32(format), &Device::Cpu).unwrap();
         Self { source, bundle, adapter, model }
     }
 
@@ -352,7 +353,7 @@ fn an_nf4_base_is_merged_into_the_weights_it_was_trained_with() {
     let options = MergeOptions { base: BaseFormat::Nf4, dtype: Some(ExportDtype::F32), ..MergeOptions::default() };
     tuned.merge(&options, &out).unwrap();
     let merged = ModelSource::open(&out).unwrap();
-    let merged = Model::load(&merged, &LoraConfig::none(), (BaseFormat::F32, ComputeDtype::F32), &Device::Cpu).unwrap();
+    let merged = Model::load(&merged, &LoraConfig::none(), Precision::f32(BaseFormat::F32), &Device::Cpu).unwrap();
     let ids: Vec<u32> = (10..40).collect();
     let want = Generator::new(&tuned.model, Some(&tuned.adapter)).unwrap().logits(&ids).unwrap();
     assert_near(&Generator::new(&merged, None).unwrap().logits(&ids).unwrap(), &want, 2e-5);

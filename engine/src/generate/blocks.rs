@@ -204,7 +204,7 @@ impl<'a> Blocks<'a> {
         upload(&work.ids, &ids)?;
         upload(&work.positions, &positions)?;
         upload(&work.cache_rows, &cache_rows)?;
-        gather(&work.x, &self.model.embedding, &work.ids)?;
+        self.model.embedding.gather(&work.x, &work.ids)?;
         for layer in 0..self.model.shape.n_layers {
             self.block(layer, &work, &spans)?;
         }

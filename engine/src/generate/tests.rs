@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use candle_core::Device;
 
 use super::*;
-use crate::config::{BaseFormat, ComputeDtype, LoraConfig, Target};
+use crate::config::{BaseFormat, LoraConfig, Target};
 use crate::model::ModelSource;
+use crate::model::weights::Precision;
 
 fn goldens() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens")
@@ -15,7 +16,7 @@ fn goldens() -> PathBuf {
 fn tuned(name: &str, base: BaseFormat) -> (Model, Adapter) {
     let source = ModelSource::open(&goldens().join(name)).unwrap();
     let lora = LoraConfig { rank: 3, alpha: 6.0, ..LoraConfig::default() };
-    let model = Model::load(&source, &lora, (base, ComputeDtype::F32), &Device::Cpu).unwrap();
+    let model = Model::load(&source, &lora, Precision::f32(base), &Device::Cpu).unwrap();
     let mut adapter = Adapter::new(&model.shape, &lora, 5, &Device::Cpu).unwrap();
     for (i, (layer, target)) in adapter.names().collect::<Vec<_>>().into_iter().enumerate() {
         let (a, mut b) = (adapter.a(layer, target).unwrap(), adapter.b(layer, target).unwrap());
@@ -74,7 +75,7 @@ fn many_prompts_at_once_are_answered_as_each_alone_without_a_cache() {
 fn a_base_alone_answers_the_same_whatever_it_was_loaded_for() {
     let (model, adapter) = tuned("tiny-tied", BaseFormat::F32);
     let source = ModelSource::open(&goldens().join("tiny-tied")).unwrap();
-    let bare = Model::load(&source, &LoraConfig::none(), (BaseFormat::F32, ComputeDtype::F32), &Device::Cpu).unwrap();
+    let bare = Model::load(&source, &LoraConfig::none(), Precision::f32(BaseFormat::F32), &Device::Cpu).unwrap();
     let ids = prompt(20, 3);
     let _with_adapter_in_the_padding = Generator::new(&model, Some(&adapter)).unwrap();
     let padded = Generator::new(&model, None).unwrap().logits(&ids).unwrap();
@@ -149,7 +150,7 @@ fn prompts_longer_than_one_pass_are_read_in_pieces() {
 fn logits_agree_with_transformers_for_a_base() {
     // The golden logits have an adapter; the reader of PEFT folders has the test with it.
     let source = ModelSource::open(&goldens().join("tiny-tied")).unwrap();
-    let model = Model::load(&source, &LoraConfig::none(), (BaseFormat::F32, ComputeDtype::F32), &Device::Cpu).unwrap();
+    let model = Model::load(&source, &LoraConfig::none(), Precision::f32(BaseFormat::F32), &Device::Cpu).unwrap();
     let mut generator = Generator::new(&model, None).unwrap();
     let text = std::fs::read_to_string(goldens().join("tiny-tied.json")).unwrap();
     let golden: serde_json::Value = serde_json::from_str(&text).unwrap();

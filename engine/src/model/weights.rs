@@ -8,11 +8,12 @@ use super::adapter::Adapter;
 use super::group::{Group, GroupShape};
 use super::shape::ModelShape;
 use super::source::ModelSource;
-use crate::config::{BaseFormat, ComputeDtype, LoraConfig};
+use crate::config::{BaseFormat, ComputeDtype, LoraConfig, Settings};
 use crate::ops::gemm::{Write, gemm};
 use crate::ops::lora::{place, project};
 use crate::ops::nf4::{self, Nf4};
-use crate::ops::upload::clear;
+use crate::ops::padded;
+use crate::ops::rows::Table;
 
 /// A decoder's frozen weights.
 pub struct Model {
@@ -20,9 +21,9 @@ pub struct Model {
     pub shape: ModelShape,
     /// Sizes of a block's groups, padded for the adapter the model was loaded for.
     pub groups: [GroupShape; 4],
-    /// `[vocab_rows, hidden]` in the type of the step.
-    pub embedding: Tensor,
-    /// The same: the embedding itself where tied.
+    /// `[vocab_rows, hidden]` in the type of the step, on the device or in system memory.
+    pub embedding: Table,
+    /// `[vocab_rows, hidden]` in the type of the step: the embedding itself where tied.
     pub head: Tensor,
     /// f32 `[hidden]`.
     pub final_norm: Tensor,
@@ -35,6 +36,31 @@ struct Layer {
     input_norm: Tensor,
     post_norm: Tensor,
     linears: Vec<Linear>,
+}
+
+/// In which form a model's weights are held.
+#[derive(Clone, Copy, Debug)]
+pub struct Precision {
+    /// The linear layers.
+    pub base: BaseFormat,
+    /// What is computed in, and everything else held in.
+    pub compute: ComputeDtype,
+    /// The embedding is in system memory.
+    pub embedding_on_host: bool,
+}
+
+impl Precision {
+    /// In f32 on the processor.
+    pub fn f32(base: BaseFormat) -> Self {
+        Self { base, compute: ComputeDtype::F32, embedding_on_host: false }
+    }
+}
+
+impl From<&Settings> for Precision {
+    fn from(settings: &Settings) -> Self {
+        let Settings { base, compute, embedding_on_host, .. } = *settings;
+        Self { base, compute, embedding_on_host }
+    }
 }
 
 /// A group's frozen weight.
@@ -69,7 +95,7 @@ impl Model {
     pub fn load(
         source: &ModelSource,
         lora: &LoraConfig,
-        (base, compute): (BaseFormat, ComputeDtype),
+        Precision { base, compute, embedding_on_host }: Precision,
         device: &Device,
     ) -> std::result::Result<Self, super::Error> {
         let (shape, dtype) = (source.shape().clone(), compute.dtype());
@@ -82,8 +108,13 @@ impl Model {
         let norm = |name: &str| on_device(read_host(name, &[shape.hidden])?, DType::F32, device);
         let h = shape.hidden;
         let table = |name: &str| on_device(read_host(name, &[shape.vocab_rows, h])?, dtype, device);
-        let embedding = table("model.embed_tokens.weight")?;
-        let head = if shape.tied { embedding.clone() } else { table("lm_head.weight")? };
+        let (embedding, head) = if shape.tied {
+            let both = table("model.embed_tokens.weight")?;
+            (Table::on_device(both.clone()), both)
+        } else {
+            let rows = read_host("model.embed_tokens.weight", &[shape.vocab_rows, h])?.to_dtype(dtype)?;
+            (place_embedding(rows, embedding_on_host, device)?, table("lm_head.weight")?)
+        };
         let final_norm = norm("model.norm.weight")?;
         let mut layers = Vec::with_capacity(shape.n_layers);
         for i in 0..shape.n_layers {
@@ -109,7 +140,7 @@ impl Model {
     pub fn random(
         shape: &ModelShape,
         lora: &LoraConfig,
-        (base, compute): (BaseFormat, ComputeDtype),
+        Precision { base, compute, embedding_on_host }: Precision,
         device: &Device,
     ) -> Result<Self> {
         let (groups, dtype) = (GroupShape::all(shape, lora), compute.dtype());
@@ -123,7 +154,7 @@ impl Model {
             };
             (0..rows * cols).into_par_iter().map(value).collect::<Vec<f32>>()
         };
-        let table = |seed| {
+        let table = |seed, device: &Device| {
             let values = Tensor::from_vec(
                 uniform(shape.vocab_rows, shape.hidden, seed),
                 (shape.vocab_rows, shape.hidden),
@@ -135,9 +166,14 @@ impl Model {
             .iter()
             .map(|group| {
                 if base != BaseFormat::Nf4 {
-                    let (rows, cols) = (group.n_out + group.rank, group.n_in + group.rank);
-                    let values = Tensor::from_vec(uniform(rows, cols, 1), (rows, cols), &Device::Cpu)?;
-                    return Ok(Linear::Dense(values.to_dtype(dtype)?.to_device(device)?));
+                    let stride = group.n_in + group.rank;
+                    let mut padded = vec![0f32; group.padded_elements()];
+                    let values = uniform(group.n_out, group.n_in, 1);
+                    for (row, values) in padded.chunks_exact_mut(stride).zip(values.chunks_exact(group.n_in)) {
+                        row[..group.n_in].copy_from_slice(values);
+                    }
+                    let padded = Tensor::from_vec(padded, (group.n_out + group.rank, stride), &Device::Cpu)?;
+                    return Ok(Linear::Dense(padded.to_dtype(dtype)?.to_device(device)?));
                 }
                 let quantise = |member: &super::group::Member| {
                     let rows = member.outputs.len();
@@ -151,9 +187,14 @@ impl Model {
             let linears = first.iter().map(Linear::copy).collect::<Result<_>>()?;
             Ok(Layer { input_norm: norm()?, post_norm: norm()?, linears })
         };
-        let embedding = table(8)?;
+        let (embedding, head) = if shape.tied {
+            let both = table(8, device)?;
+            (Table::on_device(both.clone()), both)
+        } else {
+            (place_embedding(table(8, &Device::Cpu)?, embedding_on_host, device)?, table(9, device)?)
+        };
         Ok(Self {
-            head: if shape.tied { embedding.clone() } else { table(9)? },
+            head,
             embedding,
             final_norm: norm()?,
             layers: (0..shape.n_layers).map(layer).collect::<Result<_>>()?,
@@ -227,17 +268,18 @@ impl Model {
                 let weight = slot
                     .narrow(0, 0, shape.padded_elements())?
                     .reshape((shape.n_out + shape.rank, shape.n_in + shape.rank))?;
-                for (quantised, member) in members.iter().zip(&shape.members) {
-                    let dst = weight.narrow(0, member.outputs.start, member.outputs.len())?.narrow(1, 0, shape.n_in)?;
-                    nf4::dequantize(&dst, quantised)?;
-                }
-                if let Some(adapter) = adapter.filter(|_| shape.rank > 0) {
-                    if shape.members.len() > 1 {
-                        // What lies outside a member's own block of B: another group's weights, until now.
-                        clear(&weight.narrow(0, 0, shape.n_out)?.narrow(1, shape.n_in, shape.rank)?)?;
-                    }
-                    place_group(&weight, adapter, layer, shape)?;
-                }
+                let view = match adapter.filter(|_| shape.rank > 0) {
+                    Some(adapter) => Some(adapter.view(adapter.flat(), layer, group)?),
+                    None => None,
+                };
+                let b = |i: usize| view.as_ref().and_then(|view| view.b[i].as_ref());
+                let members: Vec<padded::Member> = members
+                    .iter()
+                    .zip(&shape.members)
+                    .enumerate()
+                    .map(|(i, (weight, member))| padded::Member { weight, b: b(i).map(|b| (b, member.ranks.start)) })
+                    .collect();
+                padded::dequantize(&weight, &members, view.as_ref().map(|view| &view.a))?;
                 weight
             }
             (Linear::Nf4(_), None) => candle_core::bail!("a quantised base needs a slot to be dequantised into"),
@@ -285,6 +327,11 @@ impl PaddedWeight<'_> {
     pub(crate) fn project_gradient(&self, output_gradient: &Tensor) -> Result<()> {
         let Some(scale) = self.scale else { return Ok(()) };
         let shape = self.shape;
+        if !output_gradient.device().is_cpu() {
+            // One pass over dy with the zeros around the blocks of B: on a card a product this thin costs its reading.
+            let b = self.weight.narrow(0, 0, shape.n_out)?.narrow(1, shape.n_in, shape.rank)?;
+            return project(output_gradient, 0..shape.n_out, shape.n_out..shape.n_out + shape.rank, &b, scale);
+        }
         for member in shape.members.iter().filter(|m| !m.ranks.is_empty()) {
             let rows = self.weight.narrow(0, member.outputs.start, member.outputs.len())?;
             let b = rows.narrow(1, shape.n_in + member.ranks.start, member.ranks.len())?;
@@ -371,6 +418,10 @@ impl Linear {
             BaseFormat::Nf4 => Linear::Nf4(quantised),
         })
     }
+}
+
+fn place_embedding(rows: Tensor, on_host: bool, device: &Device) -> Result<Table> {
+    if on_host { Table::on_host(&rows, device) } else { Ok(Table::on_device(rows.to_device(device)?)) }
 }
 
 /// A host tensor as the step wants it: converted before it travels.

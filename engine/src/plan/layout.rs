@@ -228,7 +228,6 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
     };
     let mut items = vec![
         item("base_weights", base_label, Family::Weights, base_bytes, Some("base")),
-        item("embeddings", "Embeddings", Family::Weights, embedding, None),
         item("norms", "Norms", Family::Weights, f32s((2 * shape.n_layers + 1) * h), None),
         item("adapter", "LoRA adapter, f32", Family::Trained, f32s(n_trained), Some("rank")),
         item("gradients", "Gradients, f32", Family::Trained, f32s(n_trained), Some("rank")),
@@ -238,8 +237,12 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
         item("inputs", "Batch and positions", Family::Activations, inputs_bytes as u64, Some("length")),
         item("runtime", "Threads and libraries", Family::Runtime, RUNTIME_BYTES, None),
     ];
+    if !settings.embedding_on_host {
+        items.insert(1, item("embeddings", "Embeddings", Family::Weights, embedding, Some("embedding_on_host")));
+    }
     if !shape.tied {
-        items.insert(2, item("head", "Output head", Family::Weights, embedding, None));
+        let at = items.iter().position(|item| item.name == "norms").unwrap_or(items.len());
+        items.insert(at, item("head", "Output head", Family::Weights, embedding, None));
     }
     if dequantised > 0 {
         let slot = item(

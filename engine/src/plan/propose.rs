@@ -41,9 +41,13 @@ const TIE: f64 = 0.01;
 /// More sequences at once gain nothing.
 const MAX_PROPOSED_MICRO_BATCH: usize = 64;
 
-/// Context and modules of CUDA, and its libraries, until measured at start-up.
-const CUDA_CONTEXT_BYTES: u64 = 430 << 20;
+/// Context and modules of CUDA: what the driver counted for a process beside its buffers and libraries on an H200 (driver 580),
+/// whatever the model. Smaller cards take less.
+const CUDA_CONTEXT_BYTES: u64 = 602 << 20;
+/// The workspace of cuBLASLt, and what the driver's pool rounds up.
 const CUDA_LIBRARIES_BYTES: u64 = 64 << 20;
+/// What a process takes of a card beside the buffers of [`layout::layout`].
+pub const CARD_OVERHEAD_BYTES: u64 = CUDA_CONTEXT_BYTES + CUDA_LIBRARIES_BYTES;
 /// What the desktop holds of a card nobody looked at.
 const ASSUMED_DESKTOP_BYTES: u64 = 730 << 20;
 
@@ -153,6 +157,14 @@ impl<'a> Task<'a> {
         config.compute.unwrap_or(self.hardware.compute_dtype())
     }
 
+    /// Whether the embedding leaves a card for system memory: wherever it can, since that is exact and costs nothing to speak of.
+    fn embedding_on_host(&self, config: &RunConfig) -> bool {
+        let can = self.hardware.train_on == TrainOn::Card && !self.shape.tied;
+        let bytes = (self.shape.vocab_rows * self.shape.hidden) as u64 * self.compute(config).size_bytes();
+        let has_room = self.hardware.memory_available_bytes / 4 > bytes;
+        can && config.embedding_on_host.unwrap_or(has_room)
+    }
+
     /// Forms of the base to try: the exact one first, NF4 is for where it does not fit.
     fn bases(&self, config: &RunConfig) -> Vec<BaseFormat> {
         config.base.map_or_else(|| vec![exact_base(self.compute(config)), BaseFormat::Nf4], |base| vec![base])
@@ -183,8 +195,7 @@ impl<'a> Task<'a> {
 
     pub(super) fn bytes(&self, settings: &Settings) -> u64 {
         let items = layout::layout(self.shape, settings).items;
-        let device =
-            if self.hardware.train_on == TrainOn::Card { CUDA_CONTEXT_BYTES + CUDA_LIBRARIES_BYTES } else { 0 };
+        let device = if self.hardware.train_on == TrainOn::Card { CARD_OVERHEAD_BYTES } else { 0 };
         items.iter().map(|item| item.bytes).fold(device, u64::saturating_add)
     }
 
@@ -307,6 +318,7 @@ impl<'a> Task<'a> {
                 let forms = (base, self.compute(config), recompute);
                 let mut settings = settings(config, frame, forms, (micro_batch, accumulation), head_rows);
                 settings.train_on = self.hardware.train_on;
+                settings.embedding_on_host = self.embedding_on_host(config);
                 let mut add = |settings: Settings| {
                     candidates.push(Proposal {
                         planned_bytes: self.bytes(&settings),
@@ -431,6 +443,7 @@ fn settings(
         train_on: TrainOn::default(),
         base,
         compute,
+        embedding_on_host: false,
         lora: config.lora.clone(),
         length: frame.length,
         over_length: config.data.over_length,

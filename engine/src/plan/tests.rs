@@ -80,6 +80,7 @@ fn config() -> RunConfig {
         effective_batch: None,
         recompute: None,
         n_layers_eased: None,
+        embedding_on_host: None,
         compute: None,
         optimizer: OptimizerConfig::default(),
         epochs: None,

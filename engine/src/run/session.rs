@@ -20,8 +20,9 @@ use crate::error::Explain;
 use crate::event::{FinishReason, TrainEvent};
 use crate::format;
 use crate::generate::{GenerateOptions, Generator};
-use crate::hardware::Hardware;
+use crate::hardware::{Hardware, TrainOn};
 use crate::model::{Adapter, Model, ModelSource};
+use crate::plan;
 use crate::step::{self, Trainer};
 
 /// Name of the file with the rows that are left out or cut.
@@ -199,12 +200,13 @@ fn run(
 
     events.phase("load_model")?;
     let mut memory = MemoryMeter::start(planned_bytes);
-    let model = Model::load(&opened.source, &settings.lora, (settings.base, settings.compute), &device)?;
+    let model = Model::load(&opened.source, &settings.lora, settings.into(), &device)?;
     let adapter =
         Adapter::new(&model.shape, &settings.lora, settings.seed, &device).map_err(|e| Error::Model(e.into()))?;
     events.phase("allocate")?;
     let mut trainer = Trainer::new(model, adapter, settings)?;
-    memory.set_planned(trainer.planned_bytes());
+    let beside = if settings.train_on == TrainOn::Card { plan::CARD_OVERHEAD_BYTES } else { 0 };
+    memory.set_planned(trainer.planned_bytes() + beside);
 
     let checkpoints = folder.checkpoints();
     let saved_step = state.as_ref().map(|s| s.step);

@@ -19,7 +19,6 @@ use crate::model::{Adapter, Model};
 use crate::ops::adamw::{Moments, Update, adamw};
 use crate::ops::attention::Heads;
 use crate::ops::grad_norm::{clip_factor, sum_of_squares};
-use crate::ops::rows::gather;
 use crate::ops::upload::{clear, upload};
 use crate::plan::layout::{Layout, layout};
 use buffers::{Batched, Buffers};
@@ -195,7 +194,7 @@ impl Trainer {
         upload(&on_device.cu_seqlens, &batch.cu_seqlens)?;
         upload(&on_device.rows, &batch.rows)?;
         upload(&on_device.labels, &batch.labels)?;
-        gather(&on_device.inputs[0], &self.model.embedding, &on_device.input_ids)?;
+        self.model.embedding.gather(&on_device.inputs[0], &on_device.input_ids)?;
         let shape = &self.model.shape;
         let heads = Heads { n_heads: shape.n_heads, n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim };
         Ok(Pass {

@@ -162,3 +162,8 @@ describe("times of day", () => {
     expect(zh.clock(noon - 86_400_000, noon)).toBe("11月28日 12:05");
   });
 });
+
+test("a price is in whole dollars, grouped", () => {
+  expect(en.price(1599)).toBe("$1,599");
+  expect(zh.price(249.4)).toBe("$249");
+});

@@ -32,6 +32,8 @@ export interface Formatter {
   percent(share: number | null | undefined): string;
   /** Tokens per second without its unit: "551", "8.4". */
   speed(tokensPerSecond: number | null | undefined): string;
+  /** A price in whole US dollars: "$1,599". */
+  price(usd: number | null | undefined): string;
   /** Local "18:15"; another day gets its date in front. */
   clock(ms: number | null | undefined, now?: number): string;
   /** Local "27 Nov" or "11月27日". */
@@ -157,6 +159,8 @@ export function formatter(lang: Lang): Formatter {
       }),
 
     speed: (value) => number(value, (v) => (Math.abs(v) < 99.95 ? fixed(v, 1) : grouped(fixed(v, 0)))),
+
+    price: (usd) => number(usd, (v) => `$${exact(v)}`),
 
     clock: (ms, now = Date.now()) =>
       number(ms, (value) => {

@@ -53,6 +53,10 @@ accumulation: number | null,
  */
 effective_batch: number | null, 
 /**
+ * Keep the embedding in system memory, where a card reads the rows it needs. Exact, and all but free.
+ */
+embedding_on_host: boolean | null, 
+/**
  * What the forward pass keeps for the backward pass.
  */
 recompute: Recompute | null, 

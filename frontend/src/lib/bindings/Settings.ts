@@ -12,7 +12,11 @@ import type { TrainOn } from "./TrainOn";
 /**
  * A [`RunConfig`] with every choice made. Written to `run.toml`; a resumed run uses it unchanged.
  */
-export type Settings = { train_on: TrainOn, base: BaseFormat, compute: ComputeDtype, lora: LoraConfig, length: number, over_length: OverLength, packing: boolean, micro_batch: number, accumulation: number, recompute: Recompute, 
+export type Settings = { train_on: TrainOn, base: BaseFormat, compute: ComputeDtype, 
+/**
+ * The embedding is in system memory. Not where the head is the embedding, and not on the processor.
+ */
+embedding_on_host: boolean, lora: LoraConfig, length: number, over_length: OverLength, packing: boolean, micro_batch: number, accumulation: number, recompute: Recompute, 
 /**
  * The last layers, this many, recompute one step less: C1 instead of C0, nothing instead of C1.
  */

@@ -108,7 +108,12 @@ export function changeWords(reason: Reason, lang: Lang, f: Formatter): string {
   return `${zhValue(change.value)}：${parts.length > 0 ? parts.join("，") : "没有变化"}`;
 }
 
-/** "Rank 32" → "秩 32": the values of counterfactuals, as far as they are known. */
+/** The value of a setting as the engine writes it: "Most (C0); part (c1) in 9 of 32 layers". */
+export function valueWords(value: string, lang: Lang): string {
+  return lang === "zh" ? zhValue(value) : value;
+}
+
+/** "Rank 32" → "秩 32": values, as far as they are known. */
 function zhValue(value: string): string {
   for (const [pattern, words] of zhSettings) {
     const match = pattern.exec(value);
@@ -127,11 +132,15 @@ export function remedyWords(remedy: Remedy, lang: Lang, f: Formatter): string {
     case "lora.rank":
       return `LoRA 秩设为 ${remedy.value}${saves}${enough}。`;
     case "micro_batch":
-      return `一次 ${remedy.value} 条序列${saves}${enough}。`;
+      return `一次 ${remedy.value} 条序列，每步总数不变${saves}${enough}。`;
     case "base":
       return `基座使用 ${remedy.value.toUpperCase()}${saves}${enough}。`;
     case "recompute":
       return `重算更多${saves}${enough}。`;
+    case "optimizer.kind":
+      return `优化器状态改为 8 位${saves}${enough}。`;
+    case "memory_limit_bytes":
+      return `把内存上限提高到 ${f.memory(Number(remedy.value))}${enough}。`;
     case "other_programs":
       return `关闭其他程序${saves}${enough}。`;
     case "model":

@@ -1,7 +1,9 @@
 import { expect, test } from "vitest";
 
+import { formatter } from "$lib/format";
+
 import { en } from "./en";
-import { explain, itemLabel } from "./engine";
+import { explain, itemLabel, remedyWords, valueWords } from "./engine";
 import { systemLang } from "./index.svelte";
 import { zh } from "./zh";
 
@@ -74,4 +76,27 @@ test("an error the window has no words for keeps the engine's, and a known one k
   expect(explain(known, "zh").original).toBe("/home has 0 bytes free");
   expect(explain(known, "en")).toEqual({ message: "/home has 0 bytes free", next_step: "n", original: null });
   expect(itemLabel("brand_new", "Brand new", "zh")).toBe("Brand new");
+});
+
+test("a recompute of two kinds is said with both and with the layers", () => {
+  const value = "Most (C0); part (c1) in 9 of 32 layers";
+  expect(valueWords(value, "en")).toBe(value);
+  expect(valueWords(value, "zh")).toBe("大部分重算（C0）；32 层中有 9 层部分重算（C1）");
+  expect(valueWords("Part (C1); nothing (n) in 1 of 30 layers", "zh")).toBe("部分重算（C1）；30 层中有 1 层不重算（N）");
+});
+
+test("every remedy that is a setting is said in Chinese", () => {
+  const settings = ["data.length", "lora.rank", "micro_batch", "base", "recompute", "optimizer.kind"];
+  for (const setting of [...settings, "memory_limit_bytes", "other_programs", "model"]) {
+    const remedy = { setting, value: "8", words: "English words", saves_bytes: 2 ** 20, enough: false };
+    expect(remedyWords(remedy, "zh", formatter("zh")), setting).not.toMatch(/English/);
+  }
+});
+
+test("the engine's newest refusals are said in Chinese, and none that it no longer has", () => {
+  const said = (code: string) => explain({ code, message: "m", next_step: "n" }, "zh").original !== null;
+  const codes = ["plan.repeated_target", "plan.no_bf16", "plan.base_contradiction"];
+  for (const code of [...codes, "model.unknown_name", "model.not_here", "step.no_card", "step.unknown_token"])
+    expect(said(code), code).toBe(true);
+  expect(said("plan.all_held_out")).toBe(false);
 });

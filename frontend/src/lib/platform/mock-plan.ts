@@ -2,6 +2,8 @@ import type { Plan } from "$lib/bindings/Plan";
 import type { Reason } from "$lib/bindings/Reason";
 import type { RunConfig } from "$lib/bindings/RunConfig";
 
+import { computeOf, exactBase, setRank } from "$lib/draft";
+
 import type { PlanRequest } from "./types";
 
 const GIB = 2 ** 30;
@@ -14,11 +16,13 @@ export function mockPlan(request: PlanRequest): Plan {
   const card = hardware.train_on === "card" ? hardware.cards[0] : undefined;
   const rank = config.lora.rank;
   const length = config.data.length ?? 512;
-  const micro = config.micro_batch ?? 4;
-  const accumulation = config.accumulation ?? 4;
-  const recompute = config.recompute ?? "n";
+  const effective = config.effective_batch ?? 16;
+  const micro = config.micro_batch ?? (config.accumulation ? Math.max(1, Math.round(16 / config.accumulation)) : 4);
+  const accumulation = config.accumulation ?? Math.max(1, Math.round(effective / micro));
+  const recompute = config.recompute ?? (config.memory_limit_bytes === null ? "n" : "c0");
   const optimizer = config.optimizer.kind ?? "adam_w32";
-  const base = config.base ?? "f32";
+  const compute = config.compute ?? computeOf(hardware);
+  const base = config.base ?? exactBase(compute);
   const tokens = (length * micro) / 2048;
   const keptFactor = recompute === "n" ? 1 : recompute === "c1" ? 0.42 : 0.16;
   const epochs = config.epochs ?? (config.max_steps ? (config.max_steps * micro * accumulation) / 454 : 3);
@@ -26,12 +30,18 @@ export function mockPlan(request: PlanRequest): Plan {
   const items: Plan["items"] = [
     {
       name: "base_weights",
-      label: base === "f32" ? "Base weights, f32" : "Base weights, NF4",
+      label: { f32: "Base weights, f32", half: "Base weights, 16-bit", nf4: "Base weights, NF4" }[base],
       family: "weights",
-      bytes: base === "f32" ? 405 * MIB : 56 * MIB,
+      bytes: { f32: 405, half: 203, nf4: 56 }[base] * MIB,
       changed_by: "base",
     },
-    { name: "embeddings", label: "Embeddings, f32", family: "weights", bytes: 108 * MIB, changed_by: null },
+    {
+      name: "embeddings",
+      label: "Embeddings",
+      family: "weights",
+      bytes: (compute === "f32" ? 108 : 54) * MIB,
+      changed_by: null,
+    },
     { name: "norms", label: "Norms", family: "weights", bytes: 0.13 * MIB, changed_by: null },
     { name: "adapter", label: "LoRA adapter, f32", family: "trained", bytes: 1.16 * MIB * rank, changed_by: "rank" },
     { name: "gradients", label: "Gradients, f32", family: "trained", bytes: 1.16 * MIB * rank, changed_by: "rank" },
@@ -58,13 +68,18 @@ export function mockPlan(request: PlanRequest): Plan {
     },
     { name: "inputs", label: "Batch and positions", family: "activations", bytes: 0.4 * MIB, changed_by: "length" },
     { name: "runtime", label: "Threads and libraries", family: "runtime", bytes: 48 * MIB, changed_by: null },
+    ...(card
+      ? [{ name: "cuda_context", label: "CUDA context", family: "runtime", bytes: 310 * MIB, changed_by: null }]
+      : []),
   ].map((i) => ({ ...i, bytes: Math.round(i.bytes) })) as Plan["items"];
   const planned = items.reduce((sum, i) => sum + i.bytes, 0);
   const total = card ? card.memory_bytes : hardware.memory_total_bytes;
   const others = card ? 0.7 * GIB : hardware.memory_total_bytes - hardware.memory_available_bytes;
-  const margin = Math.min(0.25 * GIB, total * 0.05);
-  const budget = total - others - margin;
-  const rate = card ? (card.tensor_flops_per_s ?? 0) / 1e10 : 432;
+  const margin = Math.round(Math.min(0.25 * GIB, total * 0.05));
+  const freeForRun = Math.round(total - others) - margin;
+  const budget = Math.min(freeForRun, config.memory_limit_bytes ?? Infinity);
+  const limited = budget < freeForRun;
+  const rate = card ? (card.tensor_flops_per_s ?? 0) / 4e9 : 432;
   const nTokens = nSteps * 1690;
   const time = {
     tokens_per_s: rate,
@@ -80,7 +95,9 @@ export function mockPlan(request: PlanRequest): Plan {
     n_tokens_per_step: 1690,
   };
   const settings: Plan["settings"] = {
+    train_on: hardware.train_on,
     base,
+    compute,
     lora: config.lora,
     length,
     over_length: config.data.over_length,
@@ -88,6 +105,7 @@ export function mockPlan(request: PlanRequest): Plan {
     micro_batch: micro,
     accumulation,
     recompute,
+    n_layers_eased: config.n_layers_eased ?? (recompute === "n" ? 0 : 9),
     head_rows: 256,
     optimizer,
     learning_rate: config.optimizer.learning_rate,
@@ -126,49 +144,72 @@ export function mockPlan(request: PlanRequest): Plan {
     if_changed,
     change: c,
   });
+  const remedies = (): Plan["remedies"] => {
+    if (limited)
+      return [
+        {
+          setting: "memory_limit_bytes",
+          value: String(planned),
+          words: "Raise the memory limit to what the run needs.",
+          saves_bytes: planned - budget,
+          enough: planned <= freeForRun,
+        },
+      ];
+    const found: Plan["remedies"] = [
+      {
+        setting: "other_programs",
+        value: "",
+        words: "Close other programs: more must be free on this device.",
+        saves_bytes: planned - budget,
+        enough: false,
+      },
+    ];
+    if (micro > 1)
+      found.push({
+        setting: "micro_batch",
+        value: "1",
+        words: `Take 1 sequence at a time, ${micro * accumulation} to a step: the same training.`,
+        saves_bytes: Math.round(630 * MIB * tokens * (1 - 1 / micro)),
+        enough: false,
+      });
+    found.push({
+      setting: "base",
+      value: "nf4",
+      words: "Hold the base in NF4: 0.34 GiB less; the base is rounded.",
+      saves_bytes: 349 * MIB,
+      enough: true,
+    });
+    return found;
+  };
+  const modes = { n: "Nothing (N)", c1: "Part (C1)", c0: "Most (C0)" };
+  const easedTo = { n: "", c1: "nothing (n)", c0: "part (c1)" }[recompute];
   const over = length < 320 ? Math.round((320 - length) / 8) : 0;
   return {
     settings,
     items,
     planned_bytes: planned,
-    budget_bytes: Math.round(budget),
+    budget_bytes: budget,
     budget: {
       device: card ? card.name : "system memory",
       total_bytes: total,
-      others_bytes: others,
+      others_bytes: total - freeForRun - margin,
       margin_bytes: margin,
-      budget_bytes: Math.round(budget),
-      limited_by_hand: false,
+      budget_bytes: budget,
+      limited_by_hand: limited,
     },
     fits: planned <= budget,
-    short_by_bytes: Math.max(0, Math.round(planned - budget)),
-    remedies:
-      planned <= budget
-        ? []
-        : [
-            {
-              setting: "recompute",
-              value: "c0",
-              words: "Keep only each layer's input: 0.42 GiB less, about 18 % slower.",
-              saves_bytes: 430 * MIB,
-              enough: false,
-            },
-            {
-              setting: "base",
-              value: "nf4",
-              words: "Hold the base in NF4: 0.34 GiB less; the base is rounded.",
-              saves_bytes: 349 * MIB,
-              enough: true,
-            },
-          ],
+    short_by_bytes: Math.max(0, planned - budget),
+    remedies: planned <= budget ? [] : remedies(),
     reasons: [
       reason(
         "rank",
         String(rank),
-        "usual",
-        "Enough for tone, format and a task. All seven linear layers learn.",
-        "Rank 32: +92 MiB, +1 min",
-        change("Rank 32", 92 * MIB, 62, (c) => ((c.lora.rank = 32), (c.lora.alpha = 64))),
+        rank < 8 ? "small" : rank <= 16 ? "usual" : rank <= 64 ? "large" : "very_large",
+        rank <= 16
+          ? "Enough for tone, format and a task. All seven linear layers learn."
+          : "Room for new habits; more than most tasks use. All seven linear layers learn.",
+        `Rank ${rank * 2}: +${Math.round(5.8 * rank)} MiB, +1 min`,
+        change(`Rank ${rank * 2}`, 5.8 * MIB * rank, 62, (c) => setRank(c, rank * 2)),
       ),
       reason(
         "length",
@@ -190,13 +231,15 @@ export function mockPlan(request: PlanRequest): Plan {
         "batch",
         `${micro} × ${accumulation}`,
         "accumulated",
-        "Four accumulated micro-batches of 4 train exactly like a batch of 16.",
+        `${accumulation} micro-batches of ${micro} train exactly like one batch of ${micro * accumulation}.`,
         "8 × 2: +630 MiB, same training",
         change("8 × 2 = 16", 630 * MIB, -30, (c) => ((c.micro_batch = 8), (c.accumulation = 2))),
       ),
       reason(
         "recompute",
-        recompute,
+        settings.n_layers_eased > 0
+          ? `${modes[recompute]}; ${easedTo} in ${settings.n_layers_eased} of 30 layers`
+          : modes[recompute],
         "free_memory",
         "Everything kept fits, and nothing is computed twice.",
         "Keep attention: −297 MiB, +2 min",
@@ -273,8 +316,8 @@ export function mockPlan(request: PlanRequest): Plan {
               title: "Leave room",
               words: "only layer inputs kept",
               same: false,
-              config: { ...structuredClone(config), recompute: "c0" as const },
-              settings,
+              config: { ...structuredClone(config), memory_limit_bytes: Math.round(planned - 200 * MIB) },
+              settings: { ...settings, recompute: "c0" },
               planned_bytes: planned - 430 * MIB,
               fits: true,
               time: { ...time, total_s: time.total_s * 1.19 },

@@ -15,8 +15,11 @@ import type { Plan } from "$lib/bindings/Plan";
 import type { RunConfig } from "$lib/bindings/RunConfig";
 import type { RunSummary } from "$lib/bindings/RunSummary";
 
+import { openConfig } from "$lib/draft";
+
 import { mockPlan } from "./mock-plan";
-import type { ChatRequest, ExportRequest, InspectRequest, PlanRequest } from "./types";
+import { mockProfiles } from "./mock-profiles";
+import type { ChatRequest, ExportRequest, InspectRequest, PlanRequest, Preset } from "./types";
 
 const GIB = 2 ** 30;
 const MODEL = "/home/ana/.cache/hearth/SmolLM2-135M-Instruct-Q4_1.gguf";
@@ -54,41 +57,6 @@ const here: Hardware = {
   ],
   rates: [],
 };
-
-const CARDS: readonly [string, string, number, number][] = [
-  ["rtx-3060-12gb", "RTX 3060, 12 GB", 12, 5100],
-  ["rtx-4060-8gb", "RTX 4060, 8 GB", 8, 6300],
-  ["rtx-4060-ti-16gb", "RTX 4060 Ti, 16 GB", 16, 8800],
-  ["rtx-3090-24gb", "RTX 3090, 24 GB", 24, 14100],
-  ["rtx-4090-24gb", "RTX 4090, 24 GB", 24, 29800],
-  ["rtx-5090-32gb", "RTX 5090, 32 GB", 32, 39600],
-];
-
-const profiles = CARDS.map(([id, name, gib, flops]) => ({
-  id,
-  name,
-  hardware: {
-    ...here,
-    name,
-    train_on: "card" as const,
-    cards: [
-      {
-        name: `NVIDIA GeForce ${name}`,
-        memory_bytes: gib * GIB,
-        memory_free_bytes: (gib - 0.7) * GIB,
-        compute_capability: "8.6",
-        driver: null,
-        bandwidth_bytes_per_s: 3.6e11,
-        tensor_flops_per_s: flops * 1e10,
-        bus: "PCIe 4.0 x16",
-        board_power_w: 170,
-        release_price_usd: null,
-        temperature_c: null,
-        power_w: null,
-      },
-    ],
-  } satisfies Hardware,
-}));
 
 // ---- data ----
 const TURNS: readonly (readonly [string, string])[] = [
@@ -302,38 +270,10 @@ export function events(until: number, end: "none" | "finished" | "failed"): Even
 }
 
 const config: RunConfig = {
-  version: 1,
+  ...openConfig(),
   name: "appointments",
   model: MODEL,
-  data: { path: DATA, evaluation_path: null, columns: null, length: null, over_length: "drop", packing: null },
-  base: null,
-  lora: {
-    rank: 16,
-    alpha: 32,
-    dropout: 0,
-    targets: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-  },
-  micro_batch: null,
-  accumulation: null,
-  effective_batch: null,
-  recompute: null,
-  optimizer: {
-    kind: null,
-    learning_rate: 2e-4,
-    beta1: 0.9,
-    beta2: 0.999,
-    epsilon: 1e-8,
-    weight_decay: 0,
-    max_grad_norm: 1,
-    schedule: "cosine",
-    warmup_steps: null,
-  },
-  epochs: null,
-  max_steps: null,
-  evaluation: { fraction: 0.05, every_steps: null, patience: null, n_samples: 3 },
-  checkpoints: { every_seconds: 300, every_steps: null, keep: 2 },
-  seed: 0,
-  memory_limit_bytes: null,
+  data: { ...openConfig().data, path: DATA },
 };
 
 const other = (
@@ -375,6 +315,10 @@ export function installMock(): void {
     stopped: false,
     started: scenario !== "fresh" && scenario !== "draft" && scenario !== "small",
   };
+  // The page tests look for which computers plans were made.
+  const planned = new Set<string>();
+  Object.assign(window, { mockPlanned: planned });
+  const presets = new Map<string, Preset>();
   const channels = new Map<number, (message: unknown) => void>();
   let nextId = 1;
   const later = (ms: number, what: () => void) => setTimeout(what, ms);
@@ -425,7 +369,7 @@ export function installMock(): void {
           ? { ...here, memory_available_bytes: 0.9 * GIB, memory_total_bytes: 3.8 * GIB }
           : here;
       case "profiles":
-        return profiles;
+        return mockProfiles(args.here as Hardware);
       case "inspect_model": {
         const path = args.model as string;
         if (path.includes("pickle"))
@@ -448,6 +392,7 @@ export function installMock(): void {
       }
       case "plan": {
         const request = args.request as PlanRequest;
+        planned.add(request.hardware.name);
         if (request.config.data.length !== null && request.config.data.length < 32)
           throw error(
             "plan.all_too_long",
@@ -456,6 +401,16 @@ export function installMock(): void {
           );
         return mockPlan(request);
       }
+      case "list_presets":
+        return [...presets.values()];
+      case "save_preset": {
+        const name = (args.name as string).trim();
+        presets.set(name, { name, config: args.config as RunConfig });
+        return [...presets.values()].sort((a, b) => a.name.localeCompare(b.name));
+      }
+      case "delete_preset":
+        presets.delete(args.name as string);
+        return [...presets.values()];
       case "start_run":
         live.started = true;
         live.step = 0;

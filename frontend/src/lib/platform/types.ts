@@ -18,6 +18,12 @@ export interface Profile {
   hardware: Hardware;
 }
 
+/** Settings kept under a name; their configuration has no model, no data and no name of a run. */
+export interface Preset {
+  name: string;
+  config: RunConfig;
+}
+
 /** Places that are known before anything is chosen. */
 export interface Defaults {
   /** The small demo model, where it is on this disk. */
@@ -107,6 +113,11 @@ export interface Platform {
   /** What a model is, found with one built-in example. */
   inspectModel(model: string): Promise<Inspection>;
   plan(request: PlanRequest): Promise<Plan>;
+  presets(): Promise<Preset[]>;
+  /** Keeps settings, in place of those that had the name; answers with all there are. */
+  savePreset(name: string, config: RunConfig): Promise<Preset[]>;
+  /** Forgets settings; answers with those that are left. */
+  deletePreset(name: string): Promise<Preset[]>;
   start(config: RunConfig): Promise<{ run_id: string; path: string }>;
   resume(run: string): Promise<void>;
   control(run: string, action: "pause" | "continue" | "stop"): Promise<void>;

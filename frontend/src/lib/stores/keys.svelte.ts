@@ -4,10 +4,11 @@ class Keys {
   pause: (() => void) | null = null;
   exportNow: (() => void) | null = null;
   chooseFile: (() => void) | null = null;
+  search: (() => void) | null = null;
   bracket: ((direction: 1 | -1) => void) | null = null;
 
   /** Sets keys and returns what removes them again, for use in an effect. */
-  bind(handlers: Partial<Pick<Keys, "primary" | "pause" | "exportNow" | "chooseFile" | "bracket">>): () => void {
+  bind(handlers: Partial<Pick<Keys, "primary" | "pause" | "exportNow" | "chooseFile" | "search" | "bracket">>): () => void {
     Object.assign(this, handlers);
     return () => {
       for (const key of Object.keys(handlers) as (keyof typeof handlers)[])

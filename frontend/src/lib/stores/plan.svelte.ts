@@ -1,59 +1,23 @@
 import type { ErrorReport } from "$lib/bindings/ErrorReport";
+import type { Hardware } from "$lib/bindings/Hardware";
 import type { Plan } from "$lib/bindings/Plan";
 import type { RunConfig } from "$lib/bindings/RunConfig";
+import { likeMemory, withMemory } from "$lib/cards";
+import { applyRemedy, forHardware, openConfig, suggestName } from "$lib/draft";
 import { toReport } from "$lib/errors";
-import { platform } from "$lib/platform";
+import { platform, type PlanRequest } from "$lib/platform";
 
 import { card } from "./card.svelte";
 import { data } from "./data.svelte";
 import { model } from "./model.svelte";
 
-/** A configuration that leaves everything to the engine that it can propose. */
-export function openConfig(): RunConfig {
-  return {
-    version: 1,
-    name: "",
-    model: "",
-    data: { path: "", evaluation_path: null, columns: null, length: null, over_length: "drop", packing: null },
-    base: null,
-    lora: {
-      rank: 16,
-      alpha: 32,
-      dropout: 0,
-      targets: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-    },
-    micro_batch: null,
-    accumulation: null,
-    effective_batch: null,
-    recompute: null,
-    optimizer: {
-      kind: null,
-      learning_rate: 2e-4,
-      beta1: 0.9,
-      beta2: 0.999,
-      epsilon: 1e-8,
-      weight_decay: 0,
-      max_grad_norm: 1,
-      schedule: "cosine",
-      warmup_steps: null,
-    },
-    epochs: null,
-    max_steps: null,
-    evaluation: { fraction: 0.05, every_steps: null, patience: null, n_samples: 3 },
-    checkpoints: { every_seconds: 300, every_steps: null, keep: 2 },
-    seed: 0,
-    memory_limit_bytes: null,
-  };
-}
+/** Another card, beside the one that is planned for: a known one, or any of a memory size. */
+export type Compared = { card: string } | { gib: number };
 
-/** "workshop answers.jsonl" → "workshop-answers". */
-export function suggestName(file: string): string {
-  return (
-    file
-      .replace(/\.[^.]*$/, "")
-      .trim()
-      .replace(/\s+/g, "-") || "run"
-  );
+/** Runs `work` when nothing else wants the thread. */
+function whenIdle(work: () => void): void {
+  if (typeof requestIdleCallback === "function") requestIdleCallback(work, { timeout: 400 });
+  else setTimeout(work, 20);
 }
 
 /** The plan of the draft: asked again at every change of a wish, the data, the model or the card. */
@@ -62,24 +26,50 @@ class PlanStore {
   /** What is wished; model, data path and name are filled in when it is asked for. */
   draft = $state.raw<RunConfig>(openConfig());
   plan = $state.raw<Plan | null>(null);
+  /** The last plan of this model, data and card, so that a refused wish can be taken back where it was made. */
+  last = $state.raw<Plan | null>(null);
   error = $state.raw<ErrorReport | null>(null);
   loading = $state(false);
-  /** The plan for every preset of the same draft, by its id; null where there is none. */
+  /** Plans of the same draft for other computers, by the key they were wanted under; null where there is none. */
   elsewhere = $state.raw<Record<string, Plan | null>>({});
-  #asked = 0;
+  compared = $state.raw<Compared | null>(null);
+
+  /** Counts changes: what was asked for an earlier one is old. */
+  #revision = 0;
+  #asking = false;
+  /** Shape, data and computer of the last question: with others an earlier plan is not old but wrong. */
+  #ground: unknown[] = [];
+  #wanted = new Map<string, { hardware: Hardware; times: number }>();
+  #revisionOf = new Map<string, number>();
+  #idle = false;
 
   ready = $derived(model.found !== null && data.found !== null && card.hardware !== null);
   touched = $derived(JSON.stringify(this.draft) !== JSON.stringify(openConfig()));
   runName = $derived(this.name.trim() || suggestName(data.name ?? "run"));
 
+  /** The computer beside which the plan is shown, its key among the plans elsewhere, and the card whose speed it has. */
+  beside = $derived.by<{ key: string; hardware: Hardware; like: string | null } | null>(() => {
+    const { compared } = this;
+    if (compared === null) return null;
+    if ("card" in compared) {
+      const known = card.profiles.find(({ id }) => id === compared.card);
+      return known ? { key: known.id, hardware: known.hardware, like: null } : null;
+    }
+    const like = likeMemory(card.profiles, compared.gib);
+    if (like === null) return null;
+    const hardware = withMemory(like.hardware, `${compared.gib} GB`, compared.gib);
+    return { key: `any-${compared.gib}`, hardware, like: like.name };
+  });
+
   config(): RunConfig | null {
     if (model.path === null || data.path === null) return null;
-    return {
+    const config = {
       ...this.draft,
       name: this.runName,
       model: model.path,
       data: { ...this.draft.data, path: data.path },
     };
+    return card.hardware === null ? config : forHardware(config, card.hardware);
   }
 
   /** Changes the draft; null in an open field gives it back to the engine. */
@@ -94,48 +84,132 @@ class PlanStore {
     this.draft = { ...config, name: "", model: "", data: { ...config.data, path: "" } };
   }
 
+  /** Takes the choices of kept settings; which columns and which evaluation file belong to the data and stay. */
+  choose(choices: RunConfig): void {
+    const { columns, evaluation_path } = this.draft.data;
+    this.take({ ...choices, data: { ...choices.data, columns, evaluation_path } });
+  }
+
+  /** Applies a remedy of the plan that is shown; false where it is no setting. */
+  fix(remedy: { setting: string; value: string }): boolean {
+    const settings = (this.plan ?? this.last)?.settings;
+    const changed = settings ? applyRemedy(this.draft, settings, remedy) : null;
+    if (changed !== null) this.draft = changed;
+    return changed !== null;
+  }
+
   reset(): void {
     this.draft = openConfig();
   }
 
   /** There is nothing to plan for any more. */
   forget(): void {
-    this.#asked++;
-    this.plan = null;
-    this.error = null;
+    this.#revision++;
+    this.#clear();
     this.loading = false;
-    this.elsewhere = {};
   }
 
-  async replan(): Promise<void> {
-    const asked = ++this.#asked;
+  #clear(): void {
+    this.plan = null;
+    this.last = null;
+    this.error = null;
+    this.elsewhere = {};
+    this.#revisionOf.clear();
+  }
+
+  #request(): PlanRequest | null {
     const config = this.config();
     const hardware = card.hardware;
-    if (config === null || hardware === null || model.shape === null || data.found === null) {
-      this.forget();
-      return;
-    }
+    if (config === null || hardware === null || model.shape === null || data.found === null) return null;
+    return { config, shape: model.shape, stats: data.found.stats, hardware };
+  }
+
+  /** Asks at once. While an answer is awaited the latest change waits, and those before it are passed over. */
+  async replan(): Promise<void> {
+    this.#revision++;
     this.loading = true;
-    const request = { config, shape: model.shape, stats: data.found.stats };
+    if (this.#asking) return;
+    this.#asking = true;
+    let asked;
+    do {
+      asked = this.#revision;
+      await this.#ask(asked);
+    } while (asked !== this.#revision);
+    this.#asking = false;
+    this.loading = false;
+    this.#askElsewhere();
+  }
+
+  async #ask(asked: number): Promise<void> {
+    const request = this.#request();
+    if (request === null) return this.#clear();
+    const { shape, stats, hardware } = request;
+    if (this.#ground[0] !== shape || this.#ground[1] !== stats) {
+      this.elsewhere = {};
+      this.#revisionOf.clear();
+    }
+    if (this.#ground.some((value, i) => value !== [shape, stats, hardware][i])) this.last = null;
+    this.#ground = [shape, stats, hardware];
+    const isSame = () => shape === model.shape && stats === data.found?.stats && hardware === card.hardware;
     try {
-      const plan = await platform.plan({ ...request, hardware });
-      if (asked !== this.#asked) return;
+      const plan = await platform.plan(request);
+      // While a slider moves, the answer before the last is nearer to it than what is on screen.
+      if (!isSame()) return;
       this.plan = plan;
+      this.last = plan;
       this.error = null;
     } catch (error) {
-      if (asked !== this.#asked) return;
+      if (asked !== this.#revision) return;
       this.plan = null;
       this.error = toReport(error);
-    } finally {
-      if (asked === this.#asked) this.loading = false;
     }
-    const elsewhere: Record<string, Plan | null> = {};
-    await Promise.all(
-      card.profiles.map(async ({ id, hardware }) => {
-        elsewhere[id] = await platform.plan({ ...request, hardware }).catch(() => null);
-      }),
-    );
-    if (asked === this.#asked) this.elsewhere = elsewhere;
+  }
+
+  /**
+   * Somebody looks at the plan for another computer. It is made when the plan itself is there and nothing else is to
+   * be done, one at a time, until what is returned is called.
+   */
+  want(key: string, hardware: Hardware): () => void {
+    const wanted = this.#wanted.get(key);
+    if (wanted?.hardware === hardware) wanted.times++;
+    else {
+      this.#wanted.set(key, { hardware, times: (wanted?.times ?? 0) + 1 });
+      this.#revisionOf.delete(key);
+    }
+    this.#askElsewhere();
+    return () => {
+      const left = this.#wanted.get(key);
+      if (left && --left.times <= 0) this.#wanted.delete(key);
+    };
+  }
+
+  #askElsewhere(): void {
+    if (this.#idle || this.#asking || !this.#next()) return;
+    this.#idle = true;
+    whenIdle(() => void this.#askNext());
+  }
+
+  #next(): [string, Hardware] | null {
+    for (const [key, { hardware }] of this.#wanted)
+      if (this.#revisionOf.get(key) !== this.#revision) return [key, hardware];
+    return null;
+  }
+
+  async #askNext(): Promise<void> {
+    const next = this.#asking ? null : this.#next();
+    const request = next && this.#request();
+    if (next && request) {
+      const [key, hardware] = next;
+      const revision = this.#revision;
+      const config = forHardware(request.config, hardware);
+      const plan = await platform.plan({ ...request, config, hardware }).catch(() => null);
+      if (revision === this.#revision) {
+        this.#revisionOf.set(key, revision);
+        this.elsewhere = { ...this.elsewhere, [key]: plan };
+      }
+    }
+    this.#idle = false;
+    if (request) this.#askElsewhere();
   }
 }
 

@@ -3,18 +3,11 @@ import { expect, test } from "vitest";
 import { isTyping } from "./keys.svelte";
 import { rowOf } from "./data.svelte";
 import { baseName } from "./model.svelte";
-import { openConfig, suggestName } from "./plan.svelte";
 
 test("a path's last part is found on every system", () => {
   expect(baseName("/home/ana/模型/Smol LM/")).toBe("Smol LM");
   expect(baseName("D:\\Models\\Llama-3.1-8B")).toBe("Llama-3.1-8B");
   expect(baseName("file.gguf")).toBe("file.gguf");
-});
-
-test("a run is named after its file", () => {
-  expect(suggestName("workshop answers.v2.jsonl")).toBe("workshop-answers.v2");
-  expect(suggestName("训练 🔥.csv")).toBe("训练-🔥");
-  expect(suggestName(".jsonl")).toBe("run");
 });
 
 test("rows that are left out are not counted as examples", () => {
@@ -23,14 +16,6 @@ test("rows that are left out are not counted as examples", () => {
   expect(rowOf(0, { problems: [out(1), out(2)] })).toBe(3);
   expect(rowOf(19, { problems: [out(5), out(5), out(21)] })).toBe(22);
   expect(rowOf(3, { problems: [{ ...out(2), left_out: false }] })).toBe(4);
-});
-
-test("the open configuration fixes nothing that the engine can propose", () => {
-  const config = openConfig();
-  const open = [config.base, config.micro_batch, config.accumulation, config.recompute, config.optimizer.kind];
-  expect(open.concat([config.data.length, config.data.packing, config.epochs, config.max_steps] as never[])).toEqual(
-    new Array(9).fill(null),
-  );
 });
 
 test("single letters act only outside text fields", () => {

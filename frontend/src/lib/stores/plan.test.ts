@@ -1,0 +1,176 @@
+import { clearMocks, mockIPC } from "@tauri-apps/api/mocks";
+import { afterEach, beforeEach, expect, test, vi } from "vitest";
+
+import type { Hardware } from "$lib/bindings/Hardware";
+import type { Inspection } from "$lib/bindings/Inspection";
+import { openConfig } from "$lib/draft";
+import type { PlanRequest } from "$lib/platform";
+
+import { card } from "./card.svelte";
+import { data } from "./data.svelte";
+import { model } from "./model.svelte";
+import { plan } from "./plan.svelte";
+
+const computer = (name: string) =>
+  ({ name, train_on: "card", cards: [{ name, memory_bytes: 8 * 2 ** 30, compute_capability: "8.6" }] }) as Hardware;
+
+/** Plans that are asked for and wait to be answered. */
+let asked: { request: PlanRequest; answer: () => void; refuse: () => void }[] = [];
+const settled = () => new Promise((resolve) => setTimeout(resolve, 0));
+const later = () => new Promise((resolve) => setTimeout(resolve, 60));
+
+beforeEach(() => {
+  asked = [];
+  mockIPC((_, args) => {
+    const { request } = args as { request: PlanRequest };
+    return new Promise((resolve, reject) => {
+      const plan = { of: request.hardware.name, rank: request.config.lora.rank };
+      asked.push({
+        request,
+        answer: () => resolve(plan),
+        refuse: () => reject({ code: "plan.no_targets", message: "m", next_step: "n" }),
+      });
+    });
+  });
+  const found = { model: { shape: {} }, stats: {} } as unknown as Inspection;
+  model.path = "/m";
+  model.found = found;
+  data.path = "/d.jsonl";
+  data.found = found;
+  card.here = computer("here");
+});
+afterEach(() => {
+  plan.reset();
+  plan.forget();
+  clearMocks();
+  vi.restoreAllMocks();
+});
+
+const rank = (rank: number) => {
+  plan.wish((draft) => (draft.lora.rank = rank));
+  return plan.replan();
+};
+const ranks = () => asked.map(({ request }) => request.config.lora.rank);
+const shownRank = () => (plan.plan as unknown as { rank: number } | null)?.rank;
+
+test("a change is asked for at once, and of those made meanwhile only the last", async () => {
+  const done = rank(8);
+  expect(ranks()).toEqual([8]);
+  for (const next of [12, 16, 20, 24]) void rank(next);
+  expect(ranks(), "one is in flight").toEqual([8]);
+  asked[0]?.answer();
+  await settled();
+  expect(shownRank(), "what came is nearer than what was there").toBe(8);
+  expect(ranks()).toEqual([8, 24]);
+  asked[1]?.answer();
+  await done;
+  expect(shownRank()).toBe(24);
+  expect(plan.loading).toBe(false);
+});
+
+test("an answer for another model or another card is not shown", async () => {
+  void rank(8);
+  card.here = computer("other");
+  void plan.replan();
+  asked[0]?.answer();
+  await settled();
+  expect(plan.plan).toBeNull();
+  asked[1]?.answer();
+  await settled();
+  expect((plan.plan as unknown as { of: string }).of).toBe("other");
+});
+
+test("an answer that comes after everything was put away is not shown", async () => {
+  void rank(8);
+  model.found = null;
+  plan.forget();
+  asked[0]?.answer();
+  await settled();
+  expect(plan.plan).toBeNull();
+  expect(plan.loading).toBe(false);
+});
+
+test("a refused wish keeps the last plan, so that it can be taken back", async () => {
+  void rank(8);
+  asked[0]?.answer();
+  await settled();
+  void rank(9);
+  asked[1]?.refuse();
+  await settled();
+  expect(plan.error?.code).toBe("plan.no_targets");
+  expect(plan.plan).toBeNull();
+  expect(plan.last).not.toBeNull();
+});
+
+test("plans for other cards wait for the plan, come one at a time, and only while somebody looks", async () => {
+  const unwant = ["a", "b", "c"].map((name) => plan.want(name, computer(name)));
+  const names = () => asked.map(({ request }) => request.hardware.name);
+  void rank(8);
+  await later();
+  expect(names(), "none before the plan is there").toEqual(["here"]);
+  asked[0]?.answer();
+  await later();
+  expect(names()).toEqual(["here", "a"]);
+  unwant[1]?.();
+  asked[1]?.answer();
+  await later();
+  expect(names(), "nobody looks at b any more").toEqual(["here", "a", "c"]);
+
+  void rank(12);
+  expect(names(), "a change is never kept waiting by them").toEqual(["here", "a", "c", "here"]);
+  asked[2]?.answer();
+  await later();
+  expect(Object.keys(plan.elsewhere), "c was for the wish before").toEqual(["a"]);
+  asked[3]?.answer();
+  await later();
+  asked[4]?.answer();
+  await later();
+  asked[5]?.answer();
+  await later();
+  expect(names().slice(4)).toEqual(["a", "c"]);
+  expect(Object.keys(plan.elsewhere).sort()).toEqual(["a", "c"]);
+  unwant[0]?.();
+  unwant[2]?.();
+});
+
+test("the same card wanted twice is planned for once and until both are gone", async () => {
+  const a = computer("a");
+  const [first, second] = [plan.want("a", a), plan.want("a", a)];
+  void rank(8);
+  asked[0]?.answer();
+  await later();
+  asked[1]?.answer();
+  await later();
+  expect(asked.length).toBe(2);
+  first();
+  void rank(12);
+  asked[2]?.answer();
+  await later();
+  expect(asked.length).toBe(4);
+  second();
+  asked[3]?.answer();
+});
+
+test("a card that cannot be planned for is none, and does not hold up the next", async () => {
+  const unwant = ["a", "b"].map((name) => plan.want(name, computer(name)));
+  void rank(8);
+  asked[0]?.answer();
+  await later();
+  asked[1]?.refuse();
+  await later();
+  asked[2]?.answer();
+  await later();
+  expect(plan.elsewhere.a).toBeNull();
+  expect(plan.elsewhere.b).toBeTruthy();
+  unwant.forEach((end) => end());
+});
+
+test("kept settings change the wishes, not what belongs to the data", () => {
+  plan.wish((draft) => (draft.data.evaluation_path = "/held-out.jsonl"));
+  const kept = openConfig();
+  kept.lora.rank = 64;
+  kept.data.length = 448;
+  plan.choose(kept);
+  expect(plan.draft.lora.rank).toBe(64);
+  expect(plan.draft.data).toMatchObject({ length: 448, evaluation_path: "/held-out.jsonl", path: "" });
+});

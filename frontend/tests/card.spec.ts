@@ -1,0 +1,71 @@
+import { readdirSync } from "node:fs";
+
+import { expect, test, type Page } from "@playwright/test";
+
+import { at, expectQuiet, LANGUAGES, open, shot, THEMES } from "./page";
+
+expectQuiet();
+
+/** Profiles with a card; one describes a computer without. */
+const KNOWN = readdirSync("../assets/profiles").length - 1;
+
+async function toCards(page: Page): Promise<void> {
+  await expect(at(page, "data-ready")).toBeVisible();
+  await at(page, "step-card").click();
+  await expect(at(page, "card-ready")).toBeVisible();
+}
+
+/** Cards that plans were asked for, besides the one of the screen. */
+const asked = (page: Page) => page.evaluate(() => [...((window as never)["mockPlanned"] as Set<string>)]);
+
+for (const lang of LANGUAGES)
+  for (const theme of THEMES)
+    test(`this computer comes first, then every card in its group, ${lang}, ${theme}`, async ({ page }) => {
+      await open(page, "draft", lang, theme);
+      await toCards(page);
+      await expect(at(page, "card-option").first()).toHaveAttribute("data-card", "here");
+      const groups = at(page, "card-group");
+      const names = await groups.evaluateAll((all) => all.map((g) => (g as HTMLElement).dataset.group));
+      expect(names).toEqual(["rtx50", "rtx40", "rtx30", "rtx20", "laptop", "workstation", "datacentre"]);
+      await expect(page.locator("#cards-rtx50 .state").first()).toBeVisible();
+      await shot(page, "1-card-groups", lang, theme);
+      for (const group of await groups.all())
+        if ((await group.getAttribute("aria-expanded")) === "false") await group.click();
+      await expect(at(page, "card-option")).toHaveCount(KNOWN + 1);
+      await at(page, "card-search").fill("laptop 8 gb");
+      await expect(at(page, "card-found")).toContainText(/\d/);
+      await shot(page, "1-card-search", lang, theme);
+    });
+
+test("a card is found, chosen and left with the keyboard alone", async ({ page }) => {
+  await open(page, "draft", "en", "light");
+  await toCards(page);
+  await page.keyboard.press("/");
+  await expect(at(page, "card-search")).toBeFocused();
+  await page.keyboard.type("4060 ti");
+  await expect(at(page, "card-found")).toHaveText("2 cards found");
+  await page.keyboard.press("ArrowDown");
+  await page.keyboard.press("Space");
+  await expect(at(page, "verdict")).toContainText("RTX 4060 Ti, 8 GB");
+  await page.keyboard.press("ArrowDown");
+  await expect(at(page, "verdict")).toContainText("RTX 4060 Ti, 16 GB");
+  await at(page, "card-search").focus();
+  await page.keyboard.press("Escape");
+  await expect(at(page, "card-found")).toHaveText("");
+  await expect(page.locator("[data-card=rtx-4060-ti-16gb]")).toBeChecked();
+});
+
+test("plans are made only for the cards that can be seen", async ({ page }) => {
+  await open(page, "draft", "en", "light");
+  await expect(at(page, "data-ready")).toBeVisible();
+  await at(page, "step-plan").click();
+  await expect(at(page, "plan-ready")).toBeVisible();
+  expect(await asked(page)).toEqual(["This computer"]);
+  await at(page, "step-card").click();
+  await expect(page.locator("#cards-rtx50 .state").first()).toBeVisible();
+  await page.waitForTimeout(400);
+  const first = await asked(page);
+  expect(first).toContain("RTX 5090, 32 GB");
+  expect(first).not.toContain("RTX 4090, 24 GB");
+  expect(first.length).toBeLessThan(20);
+});

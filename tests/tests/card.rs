@@ -1,0 +1,227 @@
+//! The step on a graphics card against the step on the processor, whose own parity is in `parity.rs`. Without a card, or in the
+//! engine for the processor, every test here says so and passes.
+
+use candle_core::{Device, Tensor};
+use hearth_engine::config::*;
+use hearth_engine::data::Batch;
+use hearth_engine::hardware::TrainOn;
+use hearth_engine::model::shape::{ModelShape, Rope};
+use hearth_engine::model::{Adapter, Model};
+use hearth_engine::step::{self, Trainer};
+
+fn card() -> Option<Device> {
+    let card = step::device(TrainOn::Card);
+    if let Err(error) = &card {
+        println!("skipped: {error}");
+    }
+    card.ok()
+}
+
+/// Three blocks with grouped heads of 64, odd widths elsewhere.
+fn shape(tied: bool) -> ModelShape {
+    ModelShape {
+        family: "llama".into(),
+        n_layers: 3,
+        hidden: 192,
+        n_heads: 6,
+        n_kv_heads: 2,
+        head_dim: 64,
+        ffn: 328,
+        vocab_rows: 301,
+        rms_eps: 1e-5,
+        rope: Rope { theta: 10_000.0, scaling: None },
+        tied,
+        max_positions: 512,
+    }
+}
+
+fn settings(base: BaseFormat, compute: ComputeDtype) -> Settings {
+    Settings {
+        base,
+        compute,
+        lora: LoraConfig { rank: 8, alpha: 16.0, dropout: 0.0, targets: Target::ALL.to_vec() },
+        length: 128,
+        micro_batch: 2,
+        packing: true,
+        head_rows: 50,
+        optimizer: OptimizerKind::AdamW8,
+        learning_rate: 1e-3,
+        ..Settings::default()
+    }
+}
+
+/// Documents of uneven lengths, one of a single token, partly supervised.
+fn batch(lengths: &[usize]) -> Batch {
+    let document = |(i, &n): (usize, &usize)| -> (Vec<u32>, Vec<bool>) {
+        let ids = (0..n).map(|j| ((i * 131 + j * 37 + j * j) % 301) as u32).collect();
+        (ids, (0..n).map(|j| j % 3 != 0).collect())
+    };
+    let documents: Vec<_> = lengths.iter().enumerate().map(document).collect();
+    Batch::from_documents(documents.iter().map(|(ids, learned)| (&ids[..], &learned[..])))
+}
+
+const LENGTHS: [usize; 4] = [77, 1, 100, 30];
+
+/// A trainer on `device` whose adapter changes something: with `B` of zero `A` would have no gradient.
+fn trainer(device: &Device, settings: &Settings, tied: bool) -> Trainer {
+    let shape = shape(tied);
+    let model = Model::random(&shape, &settings.lora, settings.into(), device).unwrap();
+    let mut adapter = Adapter::new(&shape, &settings.lora, 5, device).unwrap();
+    let names: Vec<_> = adapter.names().collect();
+    for (layer, target) in names {
+        let (a, mut b) = (adapter.a(layer, target).unwrap(), adapter.b(layer, target).unwrap());
+        for (i, b) in b.iter_mut().enumerate() {
+            *b = ((i * 2_654_435_761 + layer) % 1000) as f32 / 10_000.0 - 0.05;
+        }
+        adapter.set(layer, target, &a, &b).unwrap();
+    }
+    Trainer::new(model, adapter, settings).unwrap()
+}
+
+/// Loss of one micro-batch, and the gradient of every `A` and `B` by name.
+fn gradients(device: &Device, settings: &Settings, tied: bool) -> (f64, Vec<(String, Vec<f32>)>) {
+    let mut trainer = trainer(device, settings, tied);
+    let batch = batch(&LENGTHS);
+    let loss = trainer.micro_batch(&batch, batch.n_supervised(), 9).unwrap() / batch.n_supervised() as f64;
+    let gradients = trainer.gradients();
+    let named = gradients.names().flat_map(|(layer, target)| {
+        let halves = [gradients.a(layer, target).unwrap(), gradients.b(layer, target).unwrap()];
+        ["A", "B"].into_iter().zip(halves).map(move |(half, g)| (format!("{layer} {} {half}", target.module()), g))
+    });
+    (loss, named.collect())
+}
+
+/// `‖got - want‖ / ‖want‖`
+fn relative(got: &[f32], want: &[f32]) -> f64 {
+    let square = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let difference = square(&mut got.iter().zip(want).map(|(g, w)| f64::from(g - w)));
+    difference / square(&mut want.iter().map(|&w| f64::from(w)))
+}
+
+fn bits(tensor: &Tensor) -> Vec<u32> {
+    let values = tensor.to_device(&Device::Cpu).unwrap().to_vec1::<f32>().unwrap();
+    values.into_iter().map(f32::to_bits).collect()
+}
+
+#[test]
+fn in_f32_the_card_agrees_with_the_processor() {
+    let Some(card) = card() else { return };
+    for (base, dropout, tied) in
+        [(BaseFormat::F32, 0.0, true), (BaseFormat::Nf4, 0.0, false), (BaseFormat::Nf4, 0.2, true)]
+    {
+        let mut settings = settings(base, ComputeDtype::F32);
+        settings.lora.dropout = dropout;
+        let (loss, got) = gradients(&card, &settings, tied);
+        let (expected, want) = gradients(&Device::Cpu, &settings, tied);
+        println!("{base:?} dropout {dropout}: loss off by {:.1e}", (loss / expected - 1.0).abs());
+        assert!((loss / expected - 1.0).abs() < 1e-5, "{base:?}: loss {loss} for {expected}");
+        for ((name, got), (_, want)) in got.iter().zip(&want) {
+            let error = relative(got, want);
+            assert!(error < 1e-4, "{base:?} {name}: {error:.1e}");
+        }
+    }
+}
+
+/// bf16 keeps 8 bits of a number: a sum of independent roundings of 2^-9 each through three blocks and back.
+#[test]
+fn in_bf16_every_gradient_points_where_the_processors_does() {
+    let Some(card) = card() else { return };
+    let (loss, got) = gradients(&card, &settings(BaseFormat::Nf4, ComputeDtype::Bf16), false);
+    let (expected, want) = gradients(&Device::Cpu, &settings(BaseFormat::Nf4, ComputeDtype::F32), false);
+    assert!((loss / expected - 1.0).abs() < 5e-3, "loss {loss} for {expected}");
+    let mut worst = 0f64;
+    for ((name, got), (_, want)) in got.iter().zip(&want) {
+        assert!(got.iter().all(|g| g.is_finite()), "{name} is not finite");
+        assert!(got.iter().any(|&g| g != 0.0), "{name} has no gradient");
+        let error = relative(got, want);
+        worst = worst.max(error);
+        // The cosine of a relative error of 4 % is above 0.999.
+        assert!(error < 4e-2, "{name}: {error:.1e}");
+    }
+    println!("worst gradient off by {worst:.1e}");
+}
+
+#[test]
+fn all_recompute_modes_and_places_of_the_embedding_give_the_same_bits() {
+    let Some(card) = card() else { return };
+    for dropout in [0.0, 0.3] {
+        let with = |recompute, n_layers_eased, embedding_on_host| {
+            let mut settings = settings(BaseFormat::Nf4, ComputeDtype::Bf16);
+            settings.lora.dropout = dropout;
+            (settings.recompute, settings.n_layers_eased) = (recompute, n_layers_eased);
+            settings.embedding_on_host = embedding_on_host;
+            let mut trainer = trainer(&card, &settings, false);
+            let batch = batch(&LENGTHS);
+            let loss = trainer.micro_batch(&batch, batch.n_supervised(), 9).unwrap();
+            (loss.to_bits(), bits(trainer.gradients().flat()))
+        };
+        let all = with(Recompute::N, 0, false);
+        for (recompute, eased, on_host) in
+            [(Recompute::C1, 0, false), (Recompute::C1, 2, true), (Recompute::C0, 0, true), (Recompute::C0, 1, false)]
+        {
+            assert!(with(recompute, eased, on_host) == all, "{recompute:?}+{eased}, dropout {dropout}");
+        }
+    }
+}
+
+#[test]
+fn two_runs_give_the_same_bytes() {
+    let Some(card) = card() else { return };
+    let run = || {
+        let mut trainer = trainer(&card, &settings(BaseFormat::Nf4, ComputeDtype::Bf16), true);
+        for step in 0..5 {
+            for (micro_batch, lengths) in [LENGTHS, [128, 60, 3, 60]].iter().enumerate() {
+                let batch = batch(lengths);
+                trainer.micro_batch(&batch, 2 * batch.n_supervised(), step * 2 + micro_batch as u64).unwrap();
+            }
+            trainer.optimizer_step(1e-3).unwrap();
+        }
+        bits(trainer.adapter().flat())
+    };
+    assert!(run() == run());
+}
+
+#[test]
+fn documents_that_lie_together_are_as_each_alone_within_rounding() {
+    let Some(card) = card() else { return };
+    let settings = settings(BaseFormat::Nf4, ComputeDtype::Bf16);
+    let whole = batch(&LENGTHS);
+    let mut together = trainer(&card, &settings, false);
+    let loss = together.micro_batch(&whole, whole.n_supervised(), 0).unwrap();
+    let mut apart = trainer(&card, &settings, false);
+    let mut sum = 0.0;
+    for document in 0..LENGTHS.len() {
+        let (start, end) = (whole.cu_seqlens[document] as usize, whole.cu_seqlens[document + 1] as usize);
+        let rows = (0..whole.rows.len()).filter(|&i| (start..end).contains(&(whole.rows[i] as usize)));
+        let (rows, labels): (Vec<u32>, Vec<u32>) =
+            rows.map(|i| (whole.rows[i] - start as u32, whole.labels[i])).unzip();
+        if rows.is_empty() {
+            continue;
+        }
+        let alone = Batch {
+            input_ids: whole.input_ids[start..end].to_vec(),
+            positions: whole.positions[start..end].to_vec(),
+            cu_seqlens: vec![0, (end - start) as u32],
+            rows,
+            labels,
+        };
+        sum += apart.micro_batch(&alone, whole.n_supervised(), 0).unwrap();
+    }
+    assert!((loss / sum - 1.0).abs() < 1e-3, "loss {loss} together, {sum} apart");
+    let host = |trainer: &Trainer| -> Vec<f32> {
+        trainer.gradients().flat().to_device(&Device::Cpu).unwrap().to_vec1().unwrap()
+    };
+    // Products of other sizes may take another algorithm, whose sums round otherwise.
+    let error = relative(&host(&together), &host(&apart));
+    assert!(error < 1e-2, "gradients off by {error:.1e}");
+}
+
+#[test]
+fn a_card_that_is_not_there_is_refused_with_what_to_do() {
+    if step::device(TrainOn::Card).is_ok() {
+        println!("skipped: there is a card");
+        return;
+    }
+    let error = step::device(TrainOn::Card).unwrap_err();
+    assert!(error.to_string().contains("graphics card"), "{error}");
+}
