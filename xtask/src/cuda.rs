@@ -42,21 +42,44 @@ const LIBRARIES: [(&str, &str, &str); 5] = [
 
 /// Sets up the toolkit and builds `hearth-cuda` beside `hearth`.
 pub(crate) fn cuda() -> Result<()> {
-    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+    if !is_supported() {
         println!("Left out: the pinned toolkit is for Linux on x86-64. With a CUDA 13.0 toolkit of your own:");
         println!("cargo build --package hearth-engine --features cuda");
         return Ok(());
     }
     setup::for_engine()?;
-    let program = build()?;
+    let program = build(with_toolkit(cargo())?)?;
     println!("Built {}", program.display());
     Ok(())
 }
 
-/// Builds the engine with its kernels and returns the program, `hearth-cuda`.
-pub(crate) fn build() -> Result<PathBuf> {
+/// Builds the engine with its kernels, so that they never rot, and runs their tests where there is a card.
+pub(crate) fn test() -> Result<()> {
+    if !is_supported() {
+        println!("Left out: the pinned toolkit is for Linux on x86-64.");
+        return Ok(());
+    }
+    let has_card = process::succeeds(Command::new("nvidia-smi").arg("--list-gpus"));
+    if !has_card {
+        println!("No graphics card here: the kernels are compiled for the oldest and the newest one and not run.");
+        let mut command = with_toolkit(cargo())?;
+        command.env("HEARTH_CUDA_ARCHITECTURES", "80,120");
+        return build(command).map(drop);
+    }
+    build(with_toolkit(cargo())?)?;
+    let mut tests = with_toolkit(cargo())?;
+    // The workspace's library tests and those of whole steps: all that touches a card.
+    tests.args(["test", "--workspace", setup::FEATURES[0], FEATURES, "--lib", "--test", "card"]);
+    process::run(&mut tests)
+}
+
+fn is_supported() -> bool {
+    cfg!(all(target_os = "linux", target_arch = "x86_64"))
+}
+
+/// Builds the engine with its kernels and returns the program, `hearth-cuda`. `command` is cargo in the toolkit's environment.
+fn build(mut command: Command) -> Result<PathBuf> {
     // The same packages and features as every other build, so that nothing is compiled twice for it.
-    let mut command = with_toolkit(cargo())?;
     command.args(["build", "--workspace", "--bin", "hearth"]).args([setup::FEATURES[0], FEATURES]);
     process::run(&mut command)?;
     let built = repository::program("hearth")?;
@@ -68,10 +91,10 @@ pub(crate) fn build() -> Result<PathBuf> {
 }
 
 /// The features of [`setup::FEATURES`] with the kernels.
-pub(crate) const FEATURES: &str = "hearth-studio/custom-protocol,hearth-engine/cuda";
+const FEATURES: &str = "hearth-studio/custom-protocol,hearth-engine/cuda";
 
 /// `command` with the environment in which the kernels are compiled and linked.
-pub(crate) fn with_toolkit(mut command: Command) -> Result<Command> {
+fn with_toolkit(mut command: Command) -> Result<Command> {
     let folder = repository::target()?.join("cuda");
     let home = toolkit(&folder)?;
     let link = stand_ins(&folder, &home)?;

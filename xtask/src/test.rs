@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use clap::ValueEnum;
 
 use crate::{
-    display,
+    cuda, display,
     process::{self, cargo, npm},
     repository, setup,
 };
@@ -31,6 +31,8 @@ enum Group {
     Page,
     /// The real window under a virtual display
     Window,
+    /// The engine for graphics cards, built; its tests run where there is a card
+    Cuda,
 }
 
 impl Group {
@@ -40,6 +42,7 @@ impl Group {
             Group::Frontend => "Frontend",
             Group::Page => "Page in Chromium",
             Group::Window => "Real window",
+            Group::Cuda => "CUDA engine",
         }
     }
 
@@ -49,6 +52,7 @@ impl Group {
             Group::Frontend => process::run(npm().args(["test"])),
             Group::Page => process::run(npm().args(["run", "test:page"])),
             Group::Window => window(),
+            Group::Cuda => cuda::test(),
         }
     }
 }

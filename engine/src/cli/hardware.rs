@@ -5,7 +5,7 @@ use hearth_engine::hardware::{Hardware, TrainOn, detect, read_rates};
 use hearth_engine::run::store::RATES;
 
 use super::failure::{Exit, Failure};
-use super::{Context, emit};
+use super::{Context, emit, engine};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {}
@@ -51,10 +51,11 @@ pub(crate) fn run(context: &Context, _: Args) -> Result<Exit, Failure> {
             format::bytes(disk.total_bytes)
         ))?;
     }
-    let device = match hardware.train_on {
-        TrainOn::Processor => "the processor",
-        TrainOn::Card => "the card",
+    let trains = match (hardware.train_on, engine::why_processor()) {
+        (TrainOn::Card, _) => "Runs train on the card.".to_string(),
+        (TrainOn::Processor, Some(why)) => format!("Runs train on the processor: {why}."),
+        (TrainOn::Processor, None) => "Runs train on the processor.".to_string(),
     };
-    emit(&format!("Runs train on {device}."))?;
+    emit(&trains)?;
     Ok(Exit::Done)
 }

@@ -10,6 +10,7 @@ mod chat;
 mod config_args;
 mod control;
 mod display;
+mod engine;
 mod export;
 mod failure;
 mod hardware;
@@ -135,6 +136,9 @@ fn emit(line: &str) -> Result<(), Failure> {
 
 /// Reads the command line and does what it says.
 pub(crate) fn main() -> ExitCode {
+    if let Some(code) = engine::hand_over() {
+        return code;
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {

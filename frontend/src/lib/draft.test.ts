@@ -33,6 +33,7 @@ test("the open configuration fixes nothing that the engine can propose", () => {
     config.micro_batch,
     config.accumulation,
     config.effective_batch,
+    config.embedding_on_host,
     config.recompute,
     config.n_layers_eased,
     config.optimizer.kind,

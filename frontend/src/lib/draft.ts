@@ -25,6 +25,7 @@ export function openConfig(): RunConfig {
     micro_batch: null,
     accumulation: null,
     effective_batch: null,
+    embedding_on_host: null,
     recompute: null,
     n_layers_eased: null,
     optimizer: {

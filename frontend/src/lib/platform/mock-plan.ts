@@ -98,6 +98,7 @@ export function mockPlan(request: PlanRequest): Plan {
     train_on: hardware.train_on,
     base,
     compute,
+    embedding_on_host: card !== undefined && !request.shape.tied && (config.embedding_on_host ?? true),
     lora: config.lora,
     length,
     over_length: config.data.over_length,
