@@ -3,7 +3,7 @@
 
     python3 assets/notices/make.py         # after a change of Cargo.lock or frontend/package-lock.json
 
-Shipped are the crates linked into `hearth` and `hearth-studio` on any platform (no build scripts' or tests'
+Shipped are the crates linked into `hearth`, `hearth-cuda` and `hearth-studio` on any platform (no build scripts' or tests'
 dependencies, no procedural macros) and the npm packages whose code is in the page. Where a crate offers Apache-2.0
 among others, that is the choice, and its text stands once; every other package's own text is kept, equal ones once.
 """
@@ -22,7 +22,7 @@ PAGE = ["svelte", "clsx", "esm-env"]
 
 
 def crates():
-    command = ["cargo", "metadata", "--format-version", "1", "--locked"]
+    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--features", "hearth-engine/cuda"]
     metadata = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
     packages = {package["id"]: package for package in metadata["packages"]}
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}

@@ -160,7 +160,7 @@ const SYSTEM_BYTES_PER_S: f64 = 20e9;
 /// Of a card's matrix and copy rates, what whole steps are assumed to reach.
 const CARD_SHARE: f64 = 0.7;
 const COPY_SHARE: f64 = 0.85;
-/// A card nobody described: the slowest one with a profile.
+/// A card nobody described: taken for a slow one.
 const UNKNOWN_CARD_FLOPS_PER_S: f64 = 25e12;
 const UNKNOWN_CARD_BYTES_PER_S: f64 = 250e9;
 /// Of system memory and of a card.
