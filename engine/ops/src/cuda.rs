@@ -54,6 +54,16 @@ pub fn leave(device: &Device, free_bytes: u64) -> Result<Ballast> {
     Ok(Ballast { bytes, _memory: memory })
 }
 
+/// Bytes of a card in use, by this process and all others.
+///
+/// # Errors
+/// Where the device is no card or the driver doesn't answer.
+pub fn used_bytes(device: &Device) -> Result<u64> {
+    let stream = device.as_cuda_device()?.cuda_stream();
+    let (free, total) = stream.context().mem_get_info().map_err(|error| Error::Msg(error.to_string()))?;
+    Ok((total - free) as u64)
+}
+
 /// A matrix in system memory that the card reads over its bus: the pages are pinned and have the same address on both sides.
 pub(crate) struct HostMatrix {
     _memory: PinnedHostSlice<u8>,

@@ -18,7 +18,7 @@ use ts_rs::TS;
 
 pub use self::cost::{Basis, TimeEstimate, model_key};
 pub use self::error::Error;
-pub use self::propose::{CARD_OVERHEAD_BYTES, EPOCHS, HEAD_ROWS};
+pub use self::propose::{CARD_OVERHEAD_BYTES, CUDA_CONTEXT_BYTES, EPOCHS, HEAD_ROWS};
 pub use self::reasons::{Change, Reason};
 pub use self::remedy::Remedy;
 

@@ -43,7 +43,7 @@ const MAX_PROPOSED_MICRO_BATCH: usize = 64;
 
 /// Context and modules of CUDA: what the driver counted for a process beside its buffers and libraries on an H200 (driver 580),
 /// whatever the model. Smaller cards take less.
-const CUDA_CONTEXT_BYTES: u64 = 602 << 20;
+pub const CUDA_CONTEXT_BYTES: u64 = 602 << 20;
 /// The workspace of cuBLASLt, and what the driver's pool rounds up.
 const CUDA_LIBRARIES_BYTES: u64 = 64 << 20;
 /// What a process takes of a card beside the buffers of [`layout::layout`].

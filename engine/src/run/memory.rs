@@ -1,20 +1,27 @@
 //! Memory of this process as the run's events report it.
 
-use crate::event::MemoryReading;
+use candle_core::Device;
 
-/// Measures growth of anonymous memory since [`MemoryMeter::start`]. File-backed pages (a mapped model) are left out: the
-/// system takes them back when it needs them.
+use crate::event::MemoryReading;
+use crate::plan::CUDA_CONTEXT_BYTES;
+
+/// Measures the memory a run takes of its device since [`MemoryMeter::start`].
+///
+/// On the processor that is the growth of anonymous memory; file-backed pages are left out, the system takes them back when it needs
+/// them. On a card it is the growth of what is in use there, and the context that the driver made before.
 #[derive(Clone, Debug)]
 pub struct MemoryMeter {
+    device: Device,
     start_bytes: u64,
     peak_bytes: u64,
     planned_bytes: u64,
 }
 
 impl MemoryMeter {
-    /// Takes what the process uses now as zero.
-    pub fn start(planned_bytes: u64) -> Self {
-        Self { start_bytes: anonymous_bytes().unwrap_or(0), peak_bytes: 0, planned_bytes }
+    /// Takes what is used now as zero.
+    pub fn start(device: &Device, planned_bytes: u64) -> Self {
+        let start_bytes = used_bytes(device).unwrap_or(0);
+        Self { device: device.clone(), start_bytes, peak_bytes: 0, planned_bytes }
     }
 
     /// What the plan foresees, once the buffers say it to the byte.
@@ -24,10 +31,19 @@ impl MemoryMeter {
 
     /// Reads now and keeps the highest reading.
     pub fn read(&mut self) -> MemoryReading {
-        let used_bytes = anonymous_bytes().map_or(0, |now| now.saturating_sub(self.start_bytes));
+        let context_bytes = if self.device.is_cpu() { 0 } else { CUDA_CONTEXT_BYTES };
+        let used_bytes = used_bytes(&self.device).map_or(0, |now| now.saturating_sub(self.start_bytes) + context_bytes);
         self.peak_bytes = self.peak_bytes.max(used_bytes);
         MemoryReading { planned_bytes: self.planned_bytes, used_bytes, peak_bytes: self.peak_bytes }
     }
+}
+
+fn used_bytes(device: &Device) -> Option<u64> {
+    #[cfg(feature = "cuda")]
+    if device.is_cuda() {
+        return crate::ops::used_bytes(device).ok();
+    }
+    device.is_cpu().then(anonymous_bytes)?
 }
 
 /// Resident anonymous memory of this process in bytes.
@@ -71,7 +87,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn growth_since_the_start_is_what_was_touched() {
         // Large against whatever other tests of this process do meanwhile.
-        let mut meter = MemoryMeter::start(0);
+        let mut meter = MemoryMeter::start(&Device::Cpu, 0);
         let block = vec![1u8; 256 << 20];
         let reading = meter.read();
         assert!(reading.used_bytes >= 192 << 20, "{reading:?}");

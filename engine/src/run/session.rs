@@ -199,7 +199,7 @@ fn run(
     let device = step::device(settings.train_on)?;
 
     events.phase("load_model")?;
-    let mut memory = MemoryMeter::start(planned_bytes);
+    let mut memory = MemoryMeter::start(&device, planned_bytes);
     let model = Model::load(&opened.source, &settings.lora, settings.into(), &device)?;
     let adapter =
         Adapter::new(&model.shape, &settings.lora, settings.seed, &device).map_err(|e| Error::Model(e.into()))?;

@@ -377,7 +377,7 @@ mod tests {
             events: &mut events,
             checkpoints,
             control: Control::new(folder),
-            memory: MemoryMeter::start(0),
+            memory: MemoryMeter::start(&Device::Cpu, 0),
             state: state.unwrap_or_else(|| State::new(settings.seed)),
             saved_step,
             reserve_bytes: 1 << 12,
