@@ -121,6 +121,12 @@ impl Layout {
 /// products, the tokenizer's tables. Measured with the `step` benchmark on SmolLM2-135M.
 const RUNTIME_BYTES: u64 = 8 << 20;
 
+/// Columns of a buffer that an adapter widens: rows of 16-bit numbers start at multiples of 16 bytes whatever the rank, as a card's
+/// attention asks.
+fn padded(cols: usize) -> usize {
+    cols.next_multiple_of(8)
+}
+
 impl Kept {
     /// What a layer keeps in a mode.
     fn new(mode: Recompute, shape: &ModelShape, [qkv, o, gate_up, _]: &[GroupShape; 4]) -> Self {
@@ -128,10 +134,10 @@ impl Kept {
         let most = |cols: usize| (mode != Recompute::C0).then_some(cols);
         Kept {
             qkv: all(qkv.n_out),
-            attention: most(shape.q_dim() + o.rank),
+            attention: most(padded(shape.q_dim() + o.rank)),
             log_sum_exp: most(shape.n_heads),
             middle: most(shape.hidden),
-            gate_up: all(gate_up.n_out + gate_up.rank),
+            gate_up: all(padded(gate_up.n_out + gate_up.rank)),
         }
     }
 
@@ -161,22 +167,22 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
         let dtype = if matches!(name, Work::LogSumExp | Work::Delta) { ComputeDtype::F32 } else { dtype };
         work.push(Buffer { name, rows, cols, slot: 0, dtype, stages });
     };
-    add(Work::Norm, t, h + qkv.rank.max(gate_up.rank), LAYERS);
+    add(Work::Norm, t, padded(h + qkv.rank.max(gate_up.rank)), LAYERS);
     if shared(|kept| kept.qkv) {
         add(Work::Qkv, t, qkv.n_out, FORWARD_ATTENTION | RECOMPUTE | BACKWARD_MLP | BACKWARD_ATTENTION);
     }
     if shared(|kept| kept.attention) {
         let stages = FORWARD_ATTENTION | RECOMPUTE | BACKWARD_MLP | BACKWARD_ATTENTION;
-        add(Work::Attention, t, shape.q_dim() + o.rank, stages);
+        add(Work::Attention, t, padded(shape.q_dim() + o.rank), stages);
         add(Work::LogSumExp, t, shape.n_heads, stages);
         add(Work::Middle, t, h, FORWARD_ATTENTION | FORWARD_MLP | RECOMPUTE | BACKWARD_MLP);
     }
     if shared(|kept| kept.gate_up) {
-        add(Work::GateUp, t, gate_up.n_out + gate_up.rank, FORWARD_MLP | RECOMPUTE | BACKWARD_MLP);
+        add(Work::GateUp, t, padded(gate_up.n_out + gate_up.rank), FORWARD_MLP | RECOMPUTE | BACKWARD_MLP);
     }
-    add(Work::Activation, t, down.n_in + down.rank, FORWARD_MLP | BACKWARD_MLP);
-    add(Work::Gradient, t, h + o.rank.max(down.rank), BACKWARD);
-    add(Work::QkvGradient, t, qkv.n_out + qkv.rank, BACKWARD_ATTENTION);
+    add(Work::Activation, t, padded(down.n_in + down.rank), FORWARD_MLP | BACKWARD_MLP);
+    add(Work::Gradient, t, padded(h + o.rank.max(down.rank)), BACKWARD);
+    add(Work::QkvGradient, t, padded(qkv.n_out + qkv.rank), BACKWARD_ATTENTION);
     add(Work::AttentionGradient, t, shape.q_dim(), BACKWARD_ATTENTION);
     add(Work::Delta, t, shape.n_heads, BACKWARD_ATTENTION);
     if settings.lora.dropout > 0.0 {
