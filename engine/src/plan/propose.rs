@@ -30,8 +30,7 @@ const CHEAP_BYTES_SHARE: f64 = 0.1;
 const CHEAP_SPEED: f64 = 0.98;
 /// Packs are filled to about this.
 const PACK_FILL: f64 = 0.97;
-/// Supervised rows through the head at once; fewer where memory is short.
-/// Supervised rows that go through the head at once, where memory allows.
+/// Supervised rows that go through the head at once; fewer where memory is short.
 pub const HEAD_ROWS: usize = 256;
 const LEAST_HEAD_ROWS: usize = 64;
 /// The optimizer state is kept in 32 bit where it is less than this share of the budget.
@@ -315,10 +314,14 @@ impl<'a> Task<'a> {
         let mut candidates = Vec::with_capacity(modes.len() * splits.len());
         for &recompute in &modes {
             for &(micro_batch, accumulation) in splits {
-                let forms = (base, self.compute(config), recompute);
-                let mut settings = settings(config, frame, forms, (micro_batch, accumulation), head_rows);
-                settings.train_on = self.hardware.train_on;
-                settings.embedding_on_host = self.embedding_on_host(config);
+                let settings = Settings {
+                    train_on: self.hardware.train_on,
+                    base,
+                    compute: self.compute(config),
+                    embedding_on_host: self.embedding_on_host(config),
+                    recompute,
+                    ..settings(config, frame, (micro_batch, accumulation), head_rows)
+                };
                 let mut add = |settings: Settings| {
                     candidates.push(Proposal {
                         planned_bytes: self.bytes(&settings),
@@ -434,23 +437,17 @@ fn splits(config: &RunConfig, n_sequences: usize) -> Vec<(usize, usize)> {
 fn settings(
     config: &RunConfig,
     frame: &Frame,
-    (base, compute, recompute): (BaseFormat, ComputeDtype, Recompute),
     (micro_batch, accumulation): (usize, usize),
     head_rows: usize,
 ) -> Settings {
     let (o, n_steps) = (&config.optimizer, frame.n_steps);
     Settings {
-        train_on: TrainOn::default(),
-        base,
-        compute,
-        embedding_on_host: false,
         lora: config.lora.clone(),
         length: frame.length,
         over_length: config.data.over_length,
         packing: frame.packing,
         micro_batch,
         accumulation,
-        recompute,
         n_layers_eased: config.n_layers_eased.unwrap_or(0),
         head_rows: head_rows.min(micro_batch * frame.length).max(1),
         optimizer: frame.optimizer,
@@ -471,6 +468,8 @@ fn settings(
         n_samples: config.evaluation.n_samples,
         checkpoints: config.checkpoints.clone(),
         seed: config.seed,
+        // Where and in which form it is computed: the candidate's.
+        ..Settings::default()
     }
 }
 
