@@ -1,26 +1,36 @@
 //! The training step on a graphics card, for models of random weights: tokens a second, and planned beside measured memory.
 //!
 //! ```text
-//! card --cell 8b,2048,2,C0 --cell 8b,2048,2,C0+12 --cell 8b,2048,2,fit,12288 --csv FILE
+//! card --cell 8b,2048,2,C0 --cell 8b,2048,2,C0+12/o/m4096/s8 --cell 8b,2048,2,plan,12288 --csv FILE
+//! card --cell 8b,longest,1,plan,8192
+//! card --accuracy 8b --csv FILE
 //! ```
 //!
-//! A cell is model, sequence, micro-batch and recompute mode; `+12` lets the last 12 layers recompute one step less. NF4 base, rank 16 on all
-//! linear layers, 8-bit AdamW, every token supervised, one micro-batch and one update a step: what the peers' script does. Each
-//! cell runs in a process of its own. A last number is a smaller card in MiB: all else of the card is taken first, so the limit is a hard
-//! one; mode `fit` then recomputes as little as the plan says has room.
+//! A cell is model, sequence, micro-batch and mode. NF4 base, rank 16 on all linear layers, 8-bit AdamW, every token supervised, one
+//! micro-batch and one update a step: what the peers' script does. Each cell runs in a process of its own.
+//!
+//! A mode is what is recomputed; `+12` lets the last 12 layers recompute one step less, `/o` keeps the layers' inputs in system memory,
+//! `/m4096` sends so many rows through an MLP at once, `/s8` streams the first 8 layers. Mode `plan` is what the plan proposes. A last number
+//! is a smaller card in MiB: all else of the card is taken first, so the limit is a hard one. Sequence `longest` is the longest that
+//! the plan says fits there.
+//!
+//! `--accuracy` measures planned beside used memory over many cells of a model, and tries whether what the plan calls fitting does and
+//! what it calls too large does not (see `accuracy.rs`).
 
 #![allow(clippy::print_stdout)]
+
+#[path = "card/accuracy.rs"]
+mod accuracy;
 
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use hearth_engine::config::*;
-use hearth_engine::data::Batch;
-use hearth_engine::hardware::TrainOn;
+use hearth_engine::data::{Batch, DataStats};
+use hearth_engine::hardware::{Hardware, TrainOn, profile};
 use hearth_engine::model::shape::{Llama3Scaling, ModelShape, Rope};
 use hearth_engine::model::{Adapter, Model};
-use hearth_engine::plan::CARD_OVERHEAD_BYTES;
-use hearth_engine::plan::layout::layout;
+use hearth_engine::plan::{CARD_OVERHEAD_BYTES, plan};
 use hearth_engine::step::{self, Trainer};
 
 const HEADER: &str = "date,commit,card,driver,program,model,seq,micro_batch,mode,tokens_per_s_p20,tokens_per_s_p50,\
@@ -37,6 +47,9 @@ fn main() -> ExitCode {
         at.filter_map(|i| args.get(i).cloned()).collect()
     };
     let cells = values("--cell");
+    if let Some(model) = values("--accuracy").first() {
+        return accuracy::table(model, values("--csv").first().map(String::as_str));
+    }
     if cells.is_empty() {
         println!("usage: card --cell MODEL,SEQ,MICRO_BATCH,MODE[+LAYERS][,MIB] … [--csv FILE]");
         // `cargo test --benches` starts this without arguments.
@@ -74,61 +87,34 @@ fn measure(cell: &str) -> String {
     };
     let shape = shape(model);
     let number = |text: &str| text.parse::<usize>().unwrap_or_else(|_| panic!("{cell}: {text} is not a number"));
-    let (length, micro_batch) = (number(length), number(micro_batch));
-    let (recompute, n_layers_eased) = mode.split_once('+').map_or((mode, 0), |(mode, layers)| (mode, number(layers)));
-    let recompute = match recompute {
-        "N" => Recompute::N,
-        "C1" => Recompute::C1,
-        "C0" | "fit" => Recompute::C0,
-        _ => panic!("{cell}: {recompute} is no recompute mode"),
-    };
+    let micro_batch = number(micro_batch);
     let limit_bytes = limit.first().map(|mib| (number(mib) as u64) << 20);
-    let mut settings = Settings {
-        train_on: TrainOn::Card,
-        base: BaseFormat::Nf4,
-        compute: ComputeDtype::Bf16,
-        embedding_on_host: !shape.tied,
-        lora: LoraConfig { rank: 16, alpha: 16.0, dropout: 0.0, targets: Target::ALL.to_vec() },
-        length,
-        micro_batch,
-        recompute,
-        n_layers_eased,
-        head_rows: 512,
-        optimizer: OptimizerKind::AdamW8,
-        ..Settings::default()
+    let settings = match (mode, limit_bytes) {
+        ("plan", Some(limit_bytes)) if length == "longest" => longest(&shape, micro_batch, limit_bytes),
+        ("plan", Some(limit_bytes)) => planned(&shape, number(length), micro_batch, limit_bytes)
+            .unwrap_or_else(|| panic!("{cell}: the plan says that it does not fit")),
+        _ => settings(&shape, number(length), micro_batch, mode),
     };
-    if mode == "fit" {
-        settings = fitting(&shape, settings, limit_bytes.expect("a limit to fit into"));
-    }
+    let length = settings.length;
     let device = step::device(TrainOn::Card).expect("a card");
-    let ballast = limit_bytes.map(|bytes| leave(&device, bytes.saturating_sub(process_bytes())));
+    let ballast = limit_bytes.map(|bytes| ballast(&device, bytes.saturating_sub(process_bytes())));
     let base = Model::random(&shape, &settings.lora, (&settings).into(), &device).expect("a model");
     let adapter = Adapter::new(&shape, &settings.lora, 1, &device).expect("an adapter");
     let mut trainer = Trainer::new(base, adapter, &settings).expect("the buffers are allocated");
-    // Spread over the vocabulary, so that no cache holds the few rows of the embedding that a short cycle would read.
-    let ids = |document: usize| -> Vec<u32> {
-        (0..length)
-            .map(|i| ((document * length + i) as u32).wrapping_mul(2_654_435_761) % shape.vocab_rows as u32)
-            .collect()
-    };
-    let documents: Vec<Vec<u32>> = (0..micro_batch).map(ids).collect();
-    let learned = vec![true; length];
-    let batch = Batch::from_documents(documents.iter().map(|ids| (&ids[..], &learned[..])));
-    let n_tokens = batch.n_tokens();
+    let batch = batch(&shape, &settings);
     let mut rates = Vec::new();
     let mut timed = Duration::ZERO;
     for i in 0.. {
         let begun = Instant::now();
-        let loss = trainer.micro_batch(&batch, batch.n_supervised(), i).expect("a step");
-        trainer.optimizer_step(1e-4).expect("an update");
-        device.synchronize().expect("the card answers");
-        assert!(loss.is_finite(), "{cell}: the loss is {loss}");
-        if i < N_WARM_UP as u64 {
+        step(&mut trainer, &batch, i).unwrap_or_else(|error| panic!("{cell}: {error}"));
+        if i < N_WARM_UP {
             continue;
         }
         timed += begun.elapsed();
-        rates.push(n_tokens as f64 / begun.elapsed().as_secs_f64());
-        if rates.len() >= MOST_TIMED || rates.len() >= LEAST_TIMED && timed >= TIMED {
+        rates.push(batch.n_tokens() as f64 / begun.elapsed().as_secs_f64());
+        // Of a step that takes seconds three say enough.
+        let enough = if timed > 3 * TIMED { 3 } else { LEAST_TIMED };
+        if rates.len() >= MOST_TIMED || rates.len() >= enough && timed >= TIMED {
             break;
         }
     }
@@ -137,41 +123,138 @@ fn measure(cell: &str) -> String {
     let card = smi(&["--query-gpu=name,driver_version"]);
     let (name, driver) = card.trim().split_once(", ").expect("name and driver");
     format!(
-        ",,{name},{driver},hearth,{model},{length},{micro_batch},{:?}+{}{},{:.1},{:.1},{:.1},{},{},card --cell {}",
-        settings.recompute,
-        settings.n_layers_eased,
+        ",,{name},{driver},hearth,{model},{length},{micro_batch},{}{},{:.1},{:.1},{:.1},{},{},card --cell {}",
+        mode_of(&settings),
         limit.first().map_or(String::new(), |mib| format!(" in {mib} MiB")),
         quantile(0.2),
         quantile(0.5),
         quantile(0.8),
         trainer.planned_bytes() + CARD_OVERHEAD_BYTES,
-        process_bytes() - ballast.unwrap_or(0),
+        process_bytes() - ballast.map_or(0, |ballast| ballast.bytes),
         cell.replace(',', ";"),
     )
 }
 
-/// The least recomputing that the plan has room for in so many bytes of a card.
-fn fitting(shape: &ModelShape, settings: Settings, limit_bytes: u64) -> Settings {
-    let with = |recompute, n_layers_eased| Settings { recompute, n_layers_eased, ..settings.clone() };
-    let eased = |mode| (0..shape.n_layers).rev().map(move |n| (mode, n));
-    let least_first = [(Recompute::N, 0)].into_iter().chain(eased(Recompute::C1)).chain(eased(Recompute::C0));
-    least_first
-        .map(|(mode, n)| with(mode, n))
-        .find(|settings| layout(shape, settings).bytes() + CARD_OVERHEAD_BYTES <= limit_bytes)
-        .unwrap_or_else(|| panic!("nothing fits in {limit_bytes} bytes"))
+/// The settings of a mode, see above.
+fn settings(shape: &ModelShape, length: usize, micro_batch: usize, mode: &str) -> Settings {
+    let number = |text: &str| text.parse::<usize>().unwrap_or_else(|_| panic!("{mode}: {text} is not a number"));
+    let mut parts = mode.split('/');
+    let recompute = parts.next().unwrap_or_default();
+    let (recompute, n_layers_eased) = recompute.split_once('+').map_or((recompute, 0), |(mode, n)| (mode, number(n)));
+    let mut settings = Settings {
+        train_on: TrainOn::Card,
+        base: BaseFormat::Nf4,
+        compute: ComputeDtype::Bf16,
+        embedding_on_host: !shape.tied,
+        lora: LoraConfig { rank: 16, alpha: 16.0, dropout: 0.0, targets: Target::ALL.to_vec() },
+        length,
+        micro_batch,
+        recompute: match recompute {
+            "N" => Recompute::N,
+            "C1" => Recompute::C1,
+            "C0" => Recompute::C0,
+            _ => panic!("{recompute} is no recompute mode"),
+        },
+        n_layers_eased,
+        head_rows: 512,
+        optimizer: OptimizerKind::AdamW8,
+        ..Settings::default()
+    };
+    for part in parts {
+        match part.split_at(1) {
+            ("o", "") => settings.offload_inputs = true,
+            ("m", rows) => settings.mlp_rows = Some(number(rows)),
+            ("s", layers) => settings.n_layers_streamed = number(layers),
+            _ => panic!("{mode}: {part} is not known"),
+        }
+    }
+    settings
 }
 
-/// Takes all of the card but so much, for as long as the process lives; says how much that was.
+/// How the plan proposes to train so many sequences of one length in so much of a card's memory; `None` where it says that it does not fit.
+fn planned(shape: &ModelShape, length: usize, micro_batch: usize, limit_bytes: u64) -> Option<Settings> {
+    let mut hardware: Hardware = profile("h200-sxm-141gb").expect("a bundled profile").hardware();
+    // The card is empty, and the limit decides.
+    hardware.cards[0].memory_free_bytes = Some(hardware.cards[0].memory_bytes);
+    hardware.memory_available_bytes = 100 << 30;
+    let mut config = RunConfig::new("model".into(), "data.jsonl".into());
+    config.base = Some(BaseFormat::Nf4);
+    config.lora = LoraConfig { rank: 16, alpha: 16.0, dropout: 0.0, targets: Target::ALL.to_vec() };
+    config.data.length = Some(length);
+    (config.micro_batch, config.accumulation) = (Some(micro_batch), Some(1));
+    config.optimizer.kind = Some(OptimizerKind::AdamW8);
+    config.evaluation.n_samples = 0;
+    config.memory_limit_bytes = Some(limit_bytes);
+    let data = DataStats::of((0..1000).map(|_| (length, length)));
+    let plan = plan(shape, &data, &config, &hardware).expect("wishes that make sense");
+    plan.fits.then_some(plan.settings)
+}
+
+/// The longest sequence that [`planned`] finds room for.
+fn longest(shape: &ModelShape, micro_batch: usize, limit_bytes: u64) -> Settings {
+    let (mut fits, mut beyond) = (1, shape.max_positions / 256 + 1);
+    let mut best = planned(shape, 256, micro_batch, limit_bytes).expect("256 tokens fit");
+    while beyond - fits > 1 {
+        let middle = (fits + beyond) / 2;
+        match planned(shape, 256 * middle, micro_batch, limit_bytes) {
+            Some(settings) => (fits, best) = (middle, settings),
+            None => beyond = middle,
+        }
+    }
+    best
+}
+
+/// A full micro-batch.
+fn batch(shape: &ModelShape, settings: &Settings) -> Batch {
+    let length = settings.length;
+    // Spread over the vocabulary, so that no cache holds the few rows of the embedding that a short cycle would read.
+    let ids = |document: usize| -> Vec<u32> {
+        (0..length)
+            .map(|i| ((document * length + i) as u32).wrapping_mul(2_654_435_761) % shape.vocab_rows as u32)
+            .collect()
+    };
+    let documents: Vec<Vec<u32>> = (0..settings.micro_batch).map(ids).collect();
+    let learned = vec![true; length];
+    Batch::from_documents(documents.iter().map(|ids| (&ids[..], &learned[..])))
+}
+
+/// One micro-batch and one update, waited for.
+fn step(trainer: &mut Trainer, batch: &Batch, i: usize) -> Result<(), step::Error> {
+    let loss = trainer.micro_batch(batch, batch.n_supervised(), i as u64)?;
+    trainer.optimizer_step(1e-4)?;
+    trainer.model().device().synchronize()?;
+    assert!(loss.is_finite(), "the loss is {loss}");
+    Ok(())
+}
+
+/// Settings in the words of a mode.
+fn mode_of(settings: &Settings) -> String {
+    let mut mode = format!("{:?}+{}", settings.recompute, settings.n_layers_eased);
+    if settings.offload_inputs {
+        mode += "/o";
+    }
+    if let Some(rows) = settings.mlp_rows {
+        mode += &format!("/m{rows}");
+    }
+    if settings.n_layers_streamed > 0 {
+        mode += &format!("/s{}", settings.n_layers_streamed);
+    }
+    mode
+}
+
+/// Takes all of the card but so much.
 #[cfg(feature = "cuda")]
-fn leave(device: &candle_core::Device, free_bytes: u64) -> u64 {
-    let ballast = hearth_engine::ops::leave(device, free_bytes).expect("the rest of the card is free");
-    let bytes = ballast.bytes;
-    std::mem::forget(ballast);
-    bytes
+fn ballast(device: &candle_core::Device, free_bytes: u64) -> hearth_engine::ops::Ballast {
+    hearth_engine::ops::leave(device, free_bytes).expect("the rest of the card is free")
 }
 
 #[cfg(not(feature = "cuda"))]
-fn leave(_: &candle_core::Device, _: u64) -> u64 {
+struct Ballast {
+    bytes: u64,
+}
+
+#[cfg(not(feature = "cuda"))]
+fn ballast(_: &candle_core::Device, _: u64) -> Ballast {
     panic!("this benchmark needs the feature `cuda`")
 }
 

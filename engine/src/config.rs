@@ -56,6 +56,15 @@ pub struct RunConfig {
     /// The last layers, this many, recompute one step less than `recompute` says: C1 instead of C0, nothing instead of C1.
     #[serde(default)]
     pub n_layers_eased: Option<usize>,
+    /// Keep the layers' inputs in system memory between forward and backward pass, copied while the card computes.
+    #[serde(default)]
+    pub offload_inputs: Option<bool>,
+    /// Rows that go through a layer's MLP at once; all of a micro-batch where it is as many.
+    #[serde(default)]
+    pub mlp_rows: Option<usize>,
+    /// The first layers, this many, have their NF4 weights in system memory and come to the card when they are needed.
+    #[serde(default)]
+    pub n_layers_streamed: Option<usize>,
     /// The optimizer and its rates.
     #[serde(default)]
     pub optimizer: OptimizerConfig,
@@ -77,6 +86,44 @@ pub struct RunConfig {
     /// Never use more than this many bytes of device memory.
     #[serde(default)]
     pub memory_limit_bytes: Option<u64>,
+}
+
+impl RunConfig {
+    /// A nameless run of `model` on the examples in `data`, everything else left to the plan.
+    pub fn new(model: PathBuf, data: PathBuf) -> Self {
+        Self {
+            version: FORMAT_VERSION,
+            name: String::new(),
+            model,
+            data: DataConfig {
+                path: data,
+                evaluation_path: None,
+                columns: None,
+                length: None,
+                over_length: OverLength::default(),
+                packing: None,
+            },
+            base: None,
+            compute: None,
+            lora: LoraConfig::default(),
+            micro_batch: None,
+            accumulation: None,
+            effective_batch: None,
+            recompute: None,
+            n_layers_eased: None,
+            offload_inputs: None,
+            mlp_rows: None,
+            n_layers_streamed: None,
+            embedding_on_host: None,
+            optimizer: OptimizerConfig::default(),
+            epochs: None,
+            max_steps: None,
+            evaluation: EvaluationConfig::default(),
+            checkpoints: CheckpointConfig::default(),
+            seed: 0,
+            memory_limit_bytes: None,
+        }
+    }
 }
 
 fn format_version() -> u32 {
@@ -399,6 +446,15 @@ pub struct Settings {
     /// The last layers, this many, recompute one step less: C1 instead of C0, nothing instead of C1.
     #[serde(default)]
     pub n_layers_eased: usize,
+    /// The layers' inputs wait in system memory for the backward pass.
+    #[serde(default)]
+    pub offload_inputs: bool,
+    /// Rows that go through a layer's MLP at once; absent: all of the micro-batch.
+    #[serde(default)]
+    pub mlp_rows: Option<usize>,
+    /// The first layers, this many, have their NF4 weights in system memory.
+    #[serde(default)]
+    pub n_layers_streamed: usize,
     /// Supervised rows that go through the head at once.
     pub head_rows: usize,
     pub optimizer: OptimizerKind,
@@ -436,6 +492,9 @@ impl Default for Settings {
             accumulation: 1,
             recompute: Recompute::N,
             n_layers_eased: 0,
+            offload_inputs: false,
+            mlp_rows: None,
+            n_layers_streamed: 0,
             head_rows: crate::plan::HEAD_ROWS,
             optimizer: OptimizerKind::AdamW32,
             learning_rate: 1e-4,

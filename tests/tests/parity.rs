@@ -212,6 +212,53 @@ fn recompute_modes_are_bit_identical_with_dropout_and_quantised_base_too() {
     }
 }
 
+#[test]
+fn inputs_and_weights_that_wait_in_system_memory_give_the_same_bits() {
+    for name in MODELS {
+        let golden = Golden::load(name);
+        let n_layers = golden.source().shape().n_layers;
+        for dropout in [0.0, 0.3] {
+            let with = |recompute, offload_inputs, n_layers_streamed| {
+                let lora = LoraConfig { dropout, ..settings().lora };
+                let base = BaseFormat::Nf4;
+                let settings = Settings { base, lora, recompute, offload_inputs, n_layers_streamed, ..settings() };
+                one_pass(&golden, &settings)
+            };
+            let resident = with(Recompute::N, false, 0);
+            for (recompute, offload, n_streamed) in [
+                (Recompute::N, true, 0),
+                (Recompute::C0, true, 1),
+                (Recompute::C1, false, n_layers),
+                (Recompute::C0, true, n_layers),
+            ] {
+                let what = format!("{name} dropout {dropout}: {recompute:?}, {offload}, {n_streamed}");
+                assert_eq!(resident, with(recompute, offload, n_streamed), "{what}");
+            }
+        }
+    }
+}
+
+/// Rows don't depend on one another, so only the sums of the adapter's gradients are added up in another order.
+#[test]
+fn an_mlp_in_parts_trains_as_in_one_within_rounding() {
+    for name in MODELS {
+        let golden = Golden::load(name);
+        for (dropout, recompute) in [(0.0, Recompute::N), (0.3, Recompute::C0), (0.3, Recompute::C1)] {
+            let with = |mlp_rows| {
+                let lora = LoraConfig { dropout, ..settings().lora };
+                one_pass(&golden, &Settings { lora, recompute, mlp_rows, ..settings() })
+            };
+            let (loss, gradients) = with(None);
+            for rows in [1, 7, 64, 1000] {
+                let (other_loss, other) = with(Some(rows));
+                assert!((loss / other_loss - 1.0).abs() < 1e-6, "{name} {rows}: loss {other_loss} for {loss}");
+                let error = relative_error(&other, &gradients);
+                assert!(error < 2e-6, "{name} {recompute:?} in parts of {rows}: gradients off by {error:.1e}");
+            }
+        }
+    }
+}
+
 /// With a fixed mask the loss is a smooth function of the adapter, so its gradient can be checked end to end.
 #[test]
 fn gradients_under_dropout_agree_with_finite_differences_of_the_loss() {

@@ -1,12 +1,13 @@
 //! A graphics card: its candle device, views of its memory, and the launch of kernels that were compiled at build time.
 
 use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
 use candle_core::cuda::cudarc::driver::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CUfunction_attribute};
 use candle_core::cuda::cudarc::driver::{
-    CudaFunction, CudaSlice, DevicePtr, LaunchConfig, PinnedHostSlice, PushKernelArg,
+    CudaEvent, CudaFunction, CudaSlice, CudaStream, DevicePtr, DriverError, LaunchConfig, PinnedHostSlice,
+    PushKernelArg, sys,
 };
 use candle_core::cuda::cudarc::nvrtc::Ptx;
 use candle_core::cuda::{CudaDevice, CudaStorage, CudaStorageSlice};
@@ -54,6 +55,23 @@ pub fn leave(device: &Device, free_bytes: u64) -> Result<Ballast> {
     Ok(Ballast { bytes, _memory: memory })
 }
 
+/// Gives the driver back what its pool holds for this process and no tensor uses.
+///
+/// # Errors
+/// Where the device is no card or the driver doesn't answer.
+pub fn trim(device: &Device) -> Result<()> {
+    device.synchronize()?;
+    let context = device.as_cuda_device()?.cuda_stream().context().clone();
+    let mut pool = std::ptr::null_mut();
+    // SAFETY: the pool is the device's own, which lives as long as the context.
+    unsafe {
+        sys::cuDeviceGetDefaultMemPool(&mut pool, context.cu_device())
+            .result()
+            .and_then(|()| sys::cuMemPoolTrimTo(pool, 0).result())
+    }
+    .map_err(|error| Error::Msg(format!("giving back the pool's memory failed: {error}")))
+}
+
 /// Bytes of a card in use, by this process and all others.
 ///
 /// # Errors
@@ -92,6 +110,99 @@ impl HostMatrix {
         memory.as_mut_slice().map_err(failed)?.copy_from_slice(&bytes);
         let pointer = memory.as_ptr().map_err(failed)? as u64;
         Ok(Self { _memory: memory, matrix: Matrix { pointer, n_rows, n_cols, stride: n_cols, dtype } })
+    }
+}
+
+/// Places of one size in pinned system memory, a stream that carries values there and back, and events that order it against the
+/// stream of the operations.
+pub(crate) struct HostPlaces {
+    place_bytes: usize,
+    places: Vec<HostPlace>,
+    compute: Arc<CudaStream>,
+    carry: Arc<CudaStream>,
+    /// All that was asked of the device before the last copy.
+    asked: CudaEvent,
+}
+
+struct HostPlace {
+    _memory: PinnedHostSlice<u8>,
+    address: *mut std::ffi::c_void,
+    /// The last copy to or from here.
+    copied: CudaEvent,
+}
+
+// SAFETY: the address is of memory that the value owns, and only the driver reads and writes there.
+unsafe impl Send for HostPlace {}
+// SAFETY: as above; nothing is written through a shared reference but by the driver, in the order of its stream.
+unsafe impl Sync for HostPlace {}
+
+impl HostPlaces {
+    pub(crate) fn new(n_places: usize, place_bytes: usize, device: &Device) -> Result<Self> {
+        let compute = device.as_cuda_device()?.cuda_stream();
+        let context = compute.context().clone();
+        let failed = |error: DriverError| {
+            let bytes = n_places * place_bytes;
+            Error::Msg(format!("{bytes} bytes of system memory could not be pinned in {n_places} places: {error}"))
+        };
+        let place = |_| {
+            // SAFETY: read only after something was put there.
+            let memory = unsafe { context.alloc_pinned_with_flags::<u8>(place_bytes.max(1), 0) }?;
+            let address = memory.as_ptr()?.cast_mut().cast();
+            Ok(HostPlace { _memory: memory, address, copied: context.new_event(None)? })
+        };
+        let places = (0..n_places).map(place).collect::<std::result::Result<_, _>>().map_err(failed)?;
+        let (carry, asked) = (context.new_stream().map_err(failed)?, context.new_event(None).map_err(failed)?);
+        Ok(Self { place_bytes, places, compute, carry, asked })
+    }
+
+    pub(crate) fn put(&self, place: usize, src: Matrix) -> Result<()> {
+        let (place, bytes) = self.of(place, src)?;
+        // SAFETY: the place is as large, and the device's memory lives as long as the buffers of the step; both are left alone until
+        // the copy was waited for.
+        self.carry(place, || unsafe {
+            sys::cuMemcpyDtoHAsync_v2(place.address, src.pointer, bytes, self.carry.cu_stream()).result()
+        })
+    }
+
+    pub(crate) fn fetch(&self, place: usize, dst: Matrix) -> Result<()> {
+        let (place, bytes) = self.of(place, dst)?;
+        // SAFETY: as in `put`.
+        self.carry(place, || unsafe {
+            sys::cuMemcpyHtoDAsync_v2(dst.pointer, place.address, bytes, self.carry.cu_stream()).result()
+        })
+    }
+
+    pub(crate) fn wait(&self, place: usize) -> Result<()> {
+        self.compute.wait(&self.places[place].copied).map_err(carrying)
+    }
+
+    fn of(&self, place: usize, matrix: Matrix) -> Result<(&HostPlace, usize)> {
+        let bytes = matrix.n_rows * matrix.n_cols * matrix.dtype.size_in_bytes();
+        if bytes > self.place_bytes {
+            bail!("parking: {bytes} bytes for a place of {}", self.place_bytes);
+        }
+        Ok((&self.places[place], bytes))
+    }
+
+    fn carry(&self, place: &HostPlace, copy: impl FnOnce() -> std::result::Result<(), DriverError>) -> Result<()> {
+        let carry = || {
+            self.asked.record(&self.compute)?;
+            self.carry.wait(&self.asked)?;
+            copy()?;
+            place.copied.record(&self.carry)
+        };
+        carry().map_err(carrying)
+    }
+}
+
+fn carrying(error: DriverError) -> Error {
+    Error::Msg(format!("carrying values between the card and system memory failed: {error}"))
+}
+
+impl Drop for HostPlaces {
+    fn drop(&mut self) {
+        // The pages may be unpinned only when nothing is on its way any more; where the driver is gone, nothing is.
+        let _ = self.carry.synchronize();
     }
 }
 

@@ -43,14 +43,14 @@ template <bool ADD> __device__ __forceinline__ float apply(float old, float fact
 // so that the round keys serve more than one; with none, the elements of a counter.
 template <typename T, int VECTORS, bool ADD>
 __device__ void dropout_rows(T* dst, long long dst_stride, const T* x, long long stride, long long n, long long k,
-                             Mask mask) {
+                             long long first_row, Mask mask) {
     constexpr int N = VECTORS ? Packed<T>::N : 4;
     const long long column = (blockIdx.x * (long long)(blockDim.x * max(VECTORS, 1)) + threadIdx.x) * N;
     const long long step = blockDim.x * N, n_counters = (k + 3) / 4;
     for (long long row = blockIdx.y; row < n; row += gridDim.y) {
         const T* in = x + row * stride + column;
         T* out = dst + row * dst_stride + column;
-        const unsigned long long counter = row * n_counters + column / 4;
+        const unsigned long long counter = (first_row + row) * n_counters + column / 4;
         float factor[N];
         if constexpr (VECTORS > 0) {
             Packed<T> read[VECTORS], old[VECTORS];
@@ -84,10 +84,10 @@ __device__ void dropout_rows(T* dst, long long dst_stride, const T* x, long long
 #define DROPOUT(name, T, ADD)                                                                                          \
     extern "C" __global__ void __launch_bounds__(256)                                                                  \
         name##_##T(T* dst, long long dst_stride, const T* x, long long stride, long long n, long long k,               \
-                   unsigned long long seed, unsigned threshold, float scale, int vectors) {                            \
+                   long long first_row, unsigned long long seed, unsigned threshold, float scale, int vectors) {       \
         const Mask mask{seed, threshold, scale};                                                                       \
-        if (vectors) dropout_rows<T, 2, ADD>(dst, dst_stride, x, stride, n, k, mask);                                  \
-        else dropout_rows<T, 0, ADD>(dst, dst_stride, x, stride, n, k, mask);                                          \
+        if (vectors) dropout_rows<T, 2, ADD>(dst, dst_stride, x, stride, n, k, first_row, mask);                       \
+        else dropout_rows<T, 0, ADD>(dst, dst_stride, x, stride, n, k, first_row, mask);                               \
     }
 
 DROPOUT(dropout, f32, false)

@@ -19,6 +19,8 @@ pub struct Dropout {
     pub seed: u64,
     /// Probability of a zero, in [0, 1).
     pub p: f32,
+    /// Row of the mask that the first row of a call takes: a part of a batch is masked as it is in the whole.
+    pub first_row: usize,
 }
 
 impl Dropout {
@@ -35,7 +37,7 @@ impl Dropout {
     fn row(self, row: usize, n_cols: usize, mut f: impl FnMut(usize, f32)) {
         let counters = n_cols.div_ceil(4);
         for c in 0..counters {
-            let words = philox4x32(self.seed, (row * counters + c) as u64);
+            let words = philox4x32(self.seed, ((self.first_row + row) * counters + c) as u64);
             for (w, word) in words.iter().enumerate().take(n_cols - c * 4) {
                 f(c * 4 + w, if *word >= self.threshold() { self.scale() } else { 0.0 });
             }
@@ -98,6 +100,7 @@ impl InplaceOp1 for Apply<'_> {
             x.stride.into(),
             dst.n_rows.into(),
             k.into(),
+            self.mask.first_row.into(),
             self.mask.seed.into(),
             self.mask.threshold().into(),
             self.mask.scale().into(),
@@ -138,7 +141,7 @@ mod tests {
     #[test]
     fn the_mask_keeps_its_share_and_the_mean_and_replays_exactly() -> Result<()> {
         let x = Tensor::ones((64, 127), candle_core::DType::F32, &candle_core::Device::Cpu)?;
-        let mask = Dropout { seed: 7, p: 0.25 };
+        let mask = Dropout { seed: 7, p: 0.25, first_row: 0 };
         let (a, b) = (zeros(&[64, 127])?, zeros(&[64, 127])?);
         dropout(&a, &x, mask)?;
         dropout(&b, &x, mask)?;
@@ -146,14 +149,24 @@ mod tests {
         assert_eq!(a, values(&b)?);
         let kept = a.iter().filter(|&&x| x > 0.0).count() as f64 / a.len() as f64;
         assert!((kept - 0.75).abs() < 0.02, "{kept} kept");
-        dropout(&b, &x, Dropout { seed: 8, p: 0.25 })?;
+        dropout(&b, &x, Dropout { seed: 8, p: 0.25, first_row: 0 })?;
         assert_ne!(a, values(&b)?);
         Ok(())
     }
 
     #[test]
+    fn a_part_is_masked_as_it_is_in_the_whole() -> Result<()> {
+        let x = random(&[9, 13], 1)?;
+        let mask = Dropout { seed: 5, p: 0.4, first_row: 0 };
+        let (whole, part) = (zeros(&[9, 13])?, zeros(&[4, 13])?);
+        dropout(&whole, &x, mask)?;
+        dropout(&part, &x.narrow(0, 3, 4)?, Dropout { first_row: 3, ..mask })?;
+        assert_close(&part, &whole.narrow(0, 3, 4)?, 0.0)
+    }
+
+    #[test]
     fn gradient_agrees_with_finite_differences_and_adds() -> Result<()> {
-        let mask = Dropout { seed: 3, p: 0.5 };
+        let mask = Dropout { seed: 3, p: 0.5, first_row: 0 };
         let (x, dy) = (random(&[3, 7], 1)?, random(&[3, 7], 2)?);
         let dx = zeros(&[3, 7])?;
         dropout_backward(&dx, &dy, mask)?;
@@ -175,7 +188,7 @@ mod tests {
     fn the_kernels_equal_the_reference_bit_by_bit() -> Result<()> {
         use candle_core::{DType, Device};
         let Some(card) = crate::test_support::card() else { return Ok(()) };
-        let mask = Dropout { seed: 0x0123_4567_89ab_cdef, p: 0.3 };
+        let mask = Dropout { seed: 0x0123_4567_89ab_cdef, p: 0.3, first_row: 3 };
         for (n, k) in [(1, 1), (5, 37), (64, 264), (70_000, 8)] {
             for dtype in [DType::F32, DType::F16, DType::BF16] {
                 let [x, wide] = [random(&[n, k], 1)?.to_dtype(dtype)?, random(&[n, k + 8], 2)?.to_dtype(dtype)?];

@@ -15,6 +15,7 @@ pub mod grad_norm;
 pub mod lora;
 pub mod nf4;
 pub mod padded;
+pub mod parking;
 pub mod rms_norm;
 pub mod rope;
 pub mod rows;
@@ -34,7 +35,7 @@ pub(crate) mod test_support;
 
 pub use candle_core::Result;
 #[cfg(feature = "cuda")]
-pub use cuda::{Ballast, card, leave, used_bytes};
+pub use cuda::{Ballast, card, leave, trim, used_bytes};
 
 /// Whether this build has kernels for a graphics card beside the references.
 pub const HAS_KERNELS: bool = cfg!(feature = "cuda");

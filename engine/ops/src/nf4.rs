@@ -95,8 +95,12 @@ pub struct Nf4 {
 impl Nf4 {
     /// Bytes of the three tensors and the offset for `n` weights.
     pub const fn bytes(n: usize) -> usize {
-        let n_blocks = n.div_ceil(BLOCK);
-        n.div_ceil(2) + n_blocks + 4 * n_blocks.div_ceil(dynamic8::BLOCK) + 4
+        n.div_ceil(2) + n.div_ceil(BLOCK) + Self::scale_bytes(n)
+    }
+
+    /// Of these, those of the nested absmax and the offset.
+    pub const fn scale_bytes(n: usize) -> usize {
+        4 * n.div_ceil(BLOCK).div_ceil(dynamic8::BLOCK) + 4
     }
 
     pub(super) fn check(&self) -> Result<()> {

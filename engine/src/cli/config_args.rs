@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use hearth_engine::config::{
-    BaseFormat, CheckpointConfig, ColumnMapping, ComputeDtype, DataConfig, EvaluationConfig, FORMAT_VERSION,
-    LoraConfig, OptimizerConfig, OptimizerKind, OverLength, Recompute, RunConfig, ScheduleKind, Target,
+    BaseFormat, ColumnMapping, ComputeDtype, OptimizerKind, OverLength, Recompute, RunConfig, ScheduleKind, Target,
 };
 use serde::de::DeserializeOwned;
 
@@ -84,6 +83,15 @@ pub(crate) struct ConfigArgs {
     /// Layers that recompute one step less than --recompute says.
     #[arg(long, value_name = "LAYERS")]
     layers_eased: Option<usize>,
+    /// Keep the layers' inputs in system memory between forward and backward pass: true or false.
+    #[arg(long, value_name = "BOOL")]
+    offload_inputs: Option<bool>,
+    /// Rows that go through a layer's MLP at once.
+    #[arg(long, value_name = "ROWS")]
+    mlp_rows: Option<usize>,
+    /// Layers whose NF4 weights are in system memory and come to the card when they are needed.
+    #[arg(long, value_name = "LAYERS")]
+    layers_streamed: Option<usize>,
     /// Optimizer state: adamw32 or adamw8.
     #[arg(long, value_parser = named::<OptimizerKind>, value_name = "KIND")]
     optimizer: Option<OptimizerKind>,
@@ -148,7 +156,7 @@ impl ConfigArgs {
         let config = match &self.config {
             Some(path) => read(path)?,
             None => match (&self.model, &self.data) {
-                (Some(model), Some(data)) => empty(model.clone(), data.clone()),
+                (Some(model), Some(data)) => RunConfig::new(model.clone(), data.clone()),
                 _ => {
                     return Err(Failure::usage("no model or no data given", "Give --model and --data, or --config."));
                 }
@@ -169,7 +177,7 @@ impl ConfigArgs {
         if self.eval_data.is_some() || self.prompt_column.is_some() {
             return Err(Failure::usage("held-out examples or columns are named, but no data", "Give --data too."));
         }
-        let mut config = empty(model, PathBuf::new());
+        let mut config = RunConfig::new(model, PathBuf::new());
         config.data.over_length = OverLength::Truncate;
         Ok(self.over(config))
     }
@@ -202,6 +210,9 @@ impl ConfigArgs {
         set(&mut config.recompute, self.recompute.map(Some));
         set(&mut config.embedding_on_host, self.embedding_on_host.map(Some));
         set(&mut config.n_layers_eased, self.layers_eased.map(Some));
+        set(&mut config.offload_inputs, self.offload_inputs.map(Some));
+        set(&mut config.mlp_rows, self.mlp_rows.map(Some));
+        set(&mut config.n_layers_streamed, self.layers_streamed.map(Some));
         set(&mut config.optimizer.kind, self.optimizer.map(Some));
         set(&mut config.optimizer.learning_rate, self.lr);
         set(&mut config.optimizer.schedule, self.schedule);
@@ -226,38 +237,6 @@ impl ConfigArgs {
 fn set<T>(field: &mut T, value: Option<T>) {
     if let Some(value) = value {
         *field = value;
-    }
-}
-
-fn empty(model: PathBuf, data: PathBuf) -> RunConfig {
-    RunConfig {
-        version: FORMAT_VERSION,
-        name: String::new(),
-        model,
-        data: DataConfig {
-            path: data,
-            evaluation_path: None,
-            columns: None,
-            length: None,
-            over_length: OverLength::default(),
-            packing: None,
-        },
-        base: None,
-        compute: None,
-        lora: LoraConfig::default(),
-        micro_batch: None,
-        accumulation: None,
-        effective_batch: None,
-        recompute: None,
-        n_layers_eased: None,
-        embedding_on_host: None,
-        optimizer: OptimizerConfig::default(),
-        epochs: None,
-        max_steps: None,
-        evaluation: EvaluationConfig::default(),
-        checkpoints: CheckpointConfig::default(),
-        seed: 0,
-        memory_limit_bytes: None,
     }
 }
 

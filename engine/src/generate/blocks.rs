@@ -206,6 +206,8 @@ impl<'a> Blocks<'a> {
         upload(&work.cache_rows, &cache_rows)?;
         self.model.embedding.gather(&work.x, &work.ids)?;
         for layer in 0..self.model.shape.n_layers {
+            let next = (layer + 1 < self.model.shape.n_layers).then_some(layer + 1);
+            self.model.bring(layer, next)?;
             self.block(layer, &work, &spans)?;
         }
         Ok(())

@@ -21,6 +21,7 @@ pub mod safetensors;
 pub mod shape;
 pub mod source;
 mod span;
+pub(crate) mod stream;
 mod text_file;
 pub mod tokenizer;
 pub mod weights;

@@ -8,6 +8,7 @@ use super::adapter::Adapter;
 use super::group::{Group, GroupShape};
 use super::shape::ModelShape;
 use super::source::ModelSource;
+use super::stream::Stream;
 use crate::config::{BaseFormat, ComputeDtype, LoraConfig, Settings};
 use crate::ops::gemm::{Write, gemm};
 use crate::ops::lora::{place, project};
@@ -28,6 +29,8 @@ pub struct Model {
     /// f32 `[hidden]`.
     pub final_norm: Tensor,
     layers: Vec<Layer>,
+    /// Brings the first layers from system memory, where they wait there.
+    stream: Option<Stream>,
     device: Device,
     dtype: DType,
 }
@@ -47,19 +50,28 @@ pub struct Precision {
     pub compute: ComputeDtype,
     /// The embedding is in system memory.
     pub embedding_on_host: bool,
+    /// The first layers, this many, wait in system memory; of an NF4 base only.
+    pub n_layers_streamed: usize,
 }
 
 impl Precision {
     /// In f32 on the processor.
     pub fn f32(base: BaseFormat) -> Self {
-        Self { base, compute: ComputeDtype::F32, embedding_on_host: false }
+        Self { base, compute: ComputeDtype::F32, embedding_on_host: false, n_layers_streamed: 0 }
     }
 }
 
 impl From<&Settings> for Precision {
     fn from(settings: &Settings) -> Self {
-        let Settings { base, compute, embedding_on_host, .. } = *settings;
-        Self { base, compute, embedding_on_host }
+        let Settings { base, compute, embedding_on_host, n_layers_streamed, .. } = *settings;
+        Self { base, compute, embedding_on_host, n_layers_streamed }
+    }
+}
+
+impl Precision {
+    /// Layers that wait in system memory, of `n_layers`.
+    fn n_streamed(&self, n_layers: usize) -> usize {
+        if self.base == BaseFormat::Nf4 { self.n_layers_streamed.min(n_layers) } else { 0 }
     }
 }
 
@@ -95,9 +107,10 @@ impl Model {
     pub fn load(
         source: &ModelSource,
         lora: &LoraConfig,
-        Precision { base, compute, embedding_on_host }: Precision,
+        precision: Precision,
         device: &Device,
     ) -> std::result::Result<Self, super::Error> {
+        let Precision { base, compute, embedding_on_host, .. } = precision;
         let (shape, dtype) = (source.shape().clone(), compute.dtype());
         let groups = GroupShape::all(&shape, lora);
         let read_host = |name: &str, expected: &[usize]| -> std::result::Result<Tensor, super::Error> {
@@ -116,6 +129,7 @@ impl Model {
             (place_embedding(rows, embedding_on_host, device)?, table("lm_head.weight")?)
         };
         let final_norm = norm("model.norm.weight")?;
+        let stream = Stream::new(precision.n_streamed(shape.n_layers), &groups, device)?;
         let mut layers = Vec::with_capacity(shape.n_layers);
         for i in 0..shape.n_layers {
             let prefix = format!("model.layers.{i}");
@@ -123,13 +137,14 @@ impl Model {
             for group in &groups {
                 linears.push(Linear::load(source, &prefix, group, (base, dtype), device)?);
             }
+            send(&stream, i, &mut linears)?;
             layers.push(Layer {
                 input_norm: norm(&format!("{prefix}.input_layernorm.weight"))?,
                 post_norm: norm(&format!("{prefix}.post_attention_layernorm.weight"))?,
                 linears,
             });
         }
-        Ok(Self { shape, groups, embedding, head, final_norm, layers, device: device.clone(), dtype })
+        Ok(Self { shape, groups, embedding, head, final_norm, layers, stream, device: device.clone(), dtype })
     }
 
     /// A decoder of random weights, for measuring speed and memory without a checkpoint. All layers hold the same values, each in
@@ -137,12 +152,8 @@ impl Model {
     ///
     /// # Errors
     /// Where the device refuses.
-    pub fn random(
-        shape: &ModelShape,
-        lora: &LoraConfig,
-        Precision { base, compute, embedding_on_host }: Precision,
-        device: &Device,
-    ) -> Result<Self> {
+    pub fn random(shape: &ModelShape, lora: &LoraConfig, precision: Precision, device: &Device) -> Result<Self> {
+        let Precision { base, compute, embedding_on_host, .. } = precision;
         let (groups, dtype) = (GroupShape::all(shape, lora), compute.dtype());
         // Uniform, of standard deviation 0.02, from a counter (SplitMix64's finaliser).
         let uniform = |rows: usize, cols: usize, seed: u64| {
@@ -183,8 +194,10 @@ impl Model {
             })
             .collect::<Result<_>>()?;
         let norm = || Tensor::ones(shape.hidden, DType::F32, device);
-        let layer = |_| {
-            let linears = first.iter().map(Linear::copy).collect::<Result<_>>()?;
+        let stream = Stream::new(precision.n_streamed(shape.n_layers), &groups, device)?;
+        let layer = |i| {
+            let mut linears = first.iter().map(Linear::copy).collect::<Result<Vec<_>>>()?;
+            send(&stream, i, &mut linears)?;
             Ok(Layer { input_norm: norm()?, post_norm: norm()?, linears })
         };
         let (embedding, head) = if shape.tied {
@@ -200,9 +213,16 @@ impl Model {
             layers: (0..shape.n_layers).map(layer).collect::<Result<_>>()?,
             shape: shape.clone(),
             groups,
+            stream,
             device: device.clone(),
             dtype,
         })
+    }
+
+    /// The weights of `layer` can be used from here on, and those of `next`, a neighbour, are on their way: to be called before
+    /// [`Self::weight`] for every layer in turn. Costs nothing where all layers are on the device.
+    pub(crate) fn bring(&self, layer: usize, next: Option<usize>) -> Result<()> {
+        self.stream.as_ref().map_or(Ok(()), |stream| stream.bring(layer, next))
     }
 
     /// Where the weights are.
@@ -418,6 +438,16 @@ impl Linear {
             BaseFormat::Nf4 => Linear::Nf4(quantised),
         })
     }
+}
+
+/// Sends a layer's quantised weights to system memory where it is to wait there.
+fn send(stream: &Option<Stream>, layer: usize, linears: &mut [Linear]) -> Result<()> {
+    let Some(stream) = stream else { return Ok(()) };
+    let members = linears.iter_mut().filter_map(|linear| match linear {
+        Linear::Nf4(members) => Some(members),
+        Linear::Dense(_) => None,
+    });
+    stream.take(layer, members.flatten())
 }
 
 fn place_embedding(rows: Tensor, on_host: bool, device: &Device) -> Result<Table> {

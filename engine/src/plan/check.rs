@@ -3,7 +3,7 @@
 use super::Error;
 use crate::config::{BaseFormat, ComputeDtype, RunConfig};
 use crate::data::DataStats;
-use crate::hardware::Hardware;
+use crate::hardware::{Hardware, TrainOn};
 use crate::model::ModelShape;
 
 /// Refuses what cannot be planned, naming the field.
@@ -22,10 +22,12 @@ pub(super) fn check(
     adapter(config)?;
     optimizer(config)?;
     precision(config, hardware)?;
+    places(config, hardware)?;
     let counts = [
         ("micro_batch", config.micro_batch),
         ("accumulation", config.accumulation),
         ("effective_batch", config.effective_batch),
+        ("mlp_rows", config.mlp_rows),
         ("data.length", config.data.length),
         ("max_steps", config.max_steps),
         ("evaluation.every_steps", config.evaluation.every_steps),
@@ -74,6 +76,17 @@ fn precision(config: &RunConfig, hardware: &Hardware) -> Result<(), Error> {
         (Some(BaseFormat::Half), ComputeDtype::F32) => Err(Error::BaseContradiction { base: "half", compute: "f32" }),
         _ => Ok(()),
     }
+}
+
+/// What waits in system memory must have somewhere else to go.
+fn places(config: &RunConfig, hardware: &Hardware) -> Result<(), Error> {
+    let n_streamed = config.n_layers_streamed.unwrap_or(0);
+    let has_card = hardware.train_on == TrainOn::Card;
+    let offloads = config.offload_inputs == Some(true);
+    range(has_card || !offloads, "offload_inputs", offloads, "false where the run trains in system memory")?;
+    range(has_card || n_streamed == 0, "n_layers_streamed", n_streamed, "0 where the run trains in system memory")?;
+    let is_nf4 = config.base.is_none_or(|base| base == BaseFormat::Nf4);
+    range(is_nf4 || n_streamed == 0, "n_layers_streamed", n_streamed, "0 for a base that is not NF4")
 }
 
 fn optimizer(config: &RunConfig) -> Result<(), Error> {

@@ -202,14 +202,16 @@ fn rates(hardware: &Hardware) -> Rates {
     }
 }
 
+/// NF4 with its constants.
+const NF4_WEIGHT_BYTES: f64 = 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0);
+
 /// Bytes read and written to dequantise all linears once: NF4 with its constants in, the compute type out.
 fn dequantise_bytes(shape: &ModelShape, compute: ComputeDtype) -> f64 {
-    let nf4 = 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0);
-    shape.linear_params() as f64 * (nf4 + compute.size_bytes() as f64)
+    shape.linear_params() as f64 * (NF4_WEIGHT_BYTES + compute.size_bytes() as f64)
 }
 
 /// How often a micro-batch dequantises the linears.
-fn dequantise_passes(shape: &ModelShape, base: BaseFormat, recompute: Mix) -> f64 {
+fn dequantise_passes(shape: &ModelShape, base: BaseFormat, recompute: Mix, mlp_parts: f64) -> f64 {
     if base != BaseFormat::Nf4 {
         return 0.0;
     }
@@ -217,11 +219,68 @@ fn dequantise_passes(shape: &ModelShape, base: BaseFormat, recompute: Mix) -> f6
     let share = |targets: &[Target]| -> f64 {
         targets.iter().map(|&t| shape.linear(t)).map(|(o, i)| (o * i) as f64).sum::<f64>() / all
     };
-    2.0 + recompute.mean(|mode| match mode {
-        Recompute::N => 0.0,
-        Recompute::C1 => share(&[Target::Q, Target::K, Target::V, Target::Gate, Target::Up]),
-        Recompute::C0 => 1.0 - share(&[Target::Down]),
-    })
+    // Every part of an MLP needs its weights anew.
+    let (down, gate_up) = (share(&[Target::Down]), share(&[Target::Gate, Target::Up]));
+    let (down_more, gate_up_more) = (down * (mlp_parts - 1.0), gate_up * (mlp_parts - 1.0));
+    2.0 + 2.0 * (down_more + gate_up_more)
+        + recompute.mean(|mode| match mode {
+            Recompute::N => 0.0,
+            Recompute::C1 => share(&[Target::Q, Target::K, Target::V, Target::Gate, Target::Up]) + gate_up_more,
+            Recompute::C0 => 1.0 - down + gate_up_more,
+        })
+}
+
+/// Of a card's link, what copies to and from pinned memory reach.
+const LINK_SHARE: f64 = 0.8;
+/// A link nobody described: taken for a slow one, PCIe 3.0 x8.
+const UNKNOWN_LINK_BYTES_PER_S: f64 = 7.9e9;
+
+/// Seconds of a micro-batch in which a card waits for its link, where inputs or weights wait in system memory: what the copies of a
+/// pass take beyond its computing, which goes on beside them. `computing_s` is that of the whole micro-batch.
+pub(super) fn waiting_s(
+    shape: &ModelShape,
+    hardware: &Hardware,
+    settings: &Settings,
+    load: &Load,
+    computing_s: f64,
+) -> f64 {
+    let Some(card) = hardware.training_card() else { return 0.0 };
+    if !settings.offload_inputs && settings.n_layers_streamed == 0 {
+        return 0.0;
+    }
+    let link = LINK_SHARE * card.bus.as_deref().and_then(link_bytes_per_s).unwrap_or(UNKNOWN_LINK_BYTES_PER_S);
+    let inputs = if settings.offload_inputs {
+        load.tokens * (shape.hidden * (shape.n_layers - 1)) as f64 * settings.compute.size_bytes() as f64
+    } else {
+        0.0
+    };
+    let layer_bytes = shape.linear_params() as f64 / shape.n_layers as f64 * NF4_WEIGHT_BYTES;
+    let weights = settings.n_layers_streamed.saturating_sub(2) as f64 * layer_bytes;
+    // Weights come beside the computing of their neighbours only.
+    let streamed_share = settings.n_layers_streamed as f64 / shape.n_layers as f64;
+    let forward = computing_s * load.flops.forward / load.flops.total();
+    let backward = computing_s - forward;
+    let pass = |computing: f64, inputs: f64, weights: f64| {
+        // Inputs go and weights come on lanes of their own.
+        let (inputs, weights) = (inputs / link - computing, weights / link - computing * streamed_share);
+        inputs.max(weights).max(0.0)
+    };
+    pass(forward, inputs, weights) + pass(backward, inputs, weights)
+}
+
+/// "PCIe 4.0 x16" in bytes a second one way, after line coding.
+fn link_bytes_per_s(link: &str) -> Option<f64> {
+    let (generation, lanes) = link.strip_prefix("PCIe ")?.split_once(" x")?;
+    let lane = match generation.split('.').next()? {
+        "1" => 0.25e9,
+        "2" => 0.5e9,
+        "3" => 0.985e9,
+        "4" => 1.969e9,
+        "5" => 3.938e9,
+        "6" => 7.56e9,
+        _ => return None,
+    };
+    Some(lane * lanes.split(' ').next()?.parse::<f64>().ok()?)
 }
 
 /// The load of one micro-batch.
@@ -232,13 +291,16 @@ pub(super) struct Load {
     /// Mean tokens of a micro-batch.
     pub(super) tokens: f64,
     pub(super) flops: Flops,
+    /// Parts in which an MLP is computed.
+    pub(super) mlp_parts: f64,
 }
 
 fn calculated(shape: &ModelShape, rates: &Rates, compute: ComputeDtype, load: &Load) -> f64 {
     // Small products are slower per operation: a fixed cost of `half_tokens` a micro-batch.
     let products = load.flops.total() * (load.tokens + rates.half_tokens) / rates.flops_per_s;
-    let dequantise =
-        dequantise_passes(shape, load.base, load.recompute) * dequantise_bytes(shape, compute) / rates.bytes_per_s;
+    let dequantise = dequantise_passes(shape, load.base, load.recompute, load.mlp_parts)
+        * dequantise_bytes(shape, compute)
+        / rates.bytes_per_s;
     load.tokens / (products + dequantise)
 }
 
@@ -288,6 +350,7 @@ pub(super) fn speed(
         recompute: Mix::whole(rate.recompute),
         tokens: rate.micro_batch_tokens.max(1) as f64,
         flops: Flops::per_token(shape, &settings.lora, Mix::whole(rate.recompute), attended, learned),
+        mlp_parts: 1.0,
     };
     let tokens_per_s = plain * rate.tokens_per_s / calculated(shape, &rates, settings.compute, &measured_load);
     let (_, other_base, other_mode, tokens) = distance(rate);

@@ -7,6 +7,7 @@ use super::Family;
 use crate::config::{BaseFormat, ComputeDtype, OptimizerKind, Recompute, Settings};
 use crate::model::group::GroupShape;
 use crate::model::shape::ModelShape;
+use crate::model::stream;
 use crate::ops::adamw::Moments;
 use crate::ops::nf4::Nf4;
 
@@ -102,6 +103,12 @@ pub struct Layout {
     pub max_tokens: usize,
     /// Supervised rows that go through the head at once.
     pub head_rows: usize,
+    /// Rows that go through a layer's MLP at once.
+    pub mlp_rows: usize,
+    /// Buffers for the layers' inputs and the last one's output: one each, or two by turns where they wait in system memory.
+    pub n_inputs: usize,
+    /// Bytes of system memory beside: inputs and weights that wait there. The embedding is not among them.
+    pub host_bytes: u64,
     /// What each layer keeps.
     pub kept: Vec<Kept>,
     /// Workspace buffers with their slots.
@@ -154,6 +161,7 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
     let [qkv, o, gate_up, down] = &groups;
     let (t, h, layers) = (settings.max_tokens(), shape.hidden, shape.n_layers as u64);
     let head_rows = settings.head_rows.clamp(1, t.max(1));
+    let mlp_rows = settings.mlp_rows.unwrap_or(t).clamp(1, t.max(1));
     let dtype = settings.compute;
     let kept: Vec<Kept> = (0..shape.n_layers)
         .map(|layer| Kept::new(settings.recompute_of(layer, shape.n_layers), shape, &groups))
@@ -178,16 +186,16 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
         add(Work::Middle, t, h, FORWARD_ATTENTION | FORWARD_MLP | RECOMPUTE | BACKWARD_MLP);
     }
     if shared(|kept| kept.gate_up) {
-        add(Work::GateUp, t, padded(gate_up.n_out + gate_up.rank), FORWARD_MLP | RECOMPUTE | BACKWARD_MLP);
+        add(Work::GateUp, mlp_rows, padded(gate_up.n_out + gate_up.rank), FORWARD_MLP | RECOMPUTE | BACKWARD_MLP);
     }
-    add(Work::Activation, t, padded(down.n_in + down.rank), FORWARD_MLP | BACKWARD_MLP);
+    add(Work::Activation, mlp_rows, padded(down.n_in + down.rank), FORWARD_MLP | BACKWARD_MLP);
     add(Work::Gradient, t, padded(h + o.rank.max(down.rank)), BACKWARD);
     add(Work::QkvGradient, t, padded(qkv.n_out + qkv.rank), BACKWARD_ATTENTION);
     add(Work::AttentionGradient, t, shape.q_dim(), BACKWARD_ATTENTION);
     add(Work::Delta, t, shape.n_heads, BACKWARD_ATTENTION);
     if settings.lora.dropout > 0.0 {
-        let widest = groups.iter().map(|g| g.n_in).max().unwrap_or(0);
-        add(Work::Dropped, t, widest, LAYERS);
+        // Groups use it by turns, each in its own width.
+        add(Work::Dropped, 1, (t * qkv.n_in.max(o.n_in)).max(mlp_rows * gate_up.n_in.max(down.n_in)), LAYERS);
     }
     add(Work::HeadInput, head_rows, h, HEAD);
     add(Work::HeadNorm, head_rows, h, HEAD);
@@ -200,13 +208,15 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
         dequantised = groups.iter().map(GroupShape::padded_elements).max().unwrap_or(0);
     }
 
+    let n_streamed = if settings.base == BaseFormat::Nf4 { layers.min(settings.n_layers_streamed as u64) } else { 0 };
     let base_bytes = match settings.base {
         BaseFormat::F32 | BaseFormat::Half => {
             groups.iter().map(|g| g.padded_elements() as u64).sum::<u64>() * layers * dtype.size_bytes()
         }
         BaseFormat::Nf4 => {
             let members = groups.iter().flat_map(|g| g.members.iter().map(move |m| m.outputs.len() * g.n_in));
-            members.map(|n| Nf4::bytes(n) as u64).sum::<u64>() * layers
+            let layer_bytes = members.map(|n| Nf4::bytes(n) as u64).sum::<u64>();
+            layer_bytes * (layers - n_streamed) + stream::device_bytes(&groups, n_streamed as usize) as u64
         }
     };
     let n_trained = groups.iter().map(GroupShape::adapter_elements).sum::<usize>() * shape.n_layers;
@@ -215,7 +225,12 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
         OptimizerKind::AdamW8 => Moments::u8_bytes(n_trained),
     };
     // Every mode keeps each layer's input, and the last layer's output for the head.
-    let inputs_kept = dtype.size_bytes() * h as u64 * (layers + 1);
+    let n_inputs = if settings.offload_inputs { 2 } else { layers + 1 };
+    let input_bytes = dtype.size_bytes() * h as u64;
+    let inputs_kept = input_bytes * n_inputs;
+    // The last layer's input is still there when its backward pass begins.
+    let inputs_parked = if settings.offload_inputs { t as u64 * input_bytes * (layers - 1) } else { 0 };
+    let host_bytes = inputs_parked + n_streamed * stream::place_bytes(&groups) as u64;
     let kept_bytes = t as u64 * (inputs_kept + kept.iter().map(|kept| kept.token_bytes(dtype)).sum::<u64>());
     // Ids, positions, supervised rows and labels, document boundaries; losses; the table of rotations.
     let inputs_bytes = 4 * (4 * t + t + 1) + 8 * t + 4 * settings.length * shape.head_dim;
@@ -261,7 +276,8 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
         let at = items.iter().position(|i| i.name == "inputs").unwrap_or(items.len());
         items.insert(at, slot);
     }
-    Layout { items, max_tokens: t, head_rows, kept, work, slots }
+    let n_inputs = n_inputs as usize;
+    Layout { items, max_tokens: t, head_rows, mlp_rows, n_inputs, host_bytes, kept, work, slots }
 }
 
 /// Gives each buffer the first slot of its type in which nobody lives at the same time, largest buffers first.

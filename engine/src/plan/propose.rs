@@ -39,6 +39,10 @@ const SMALL_STATE_SHARE: f64 = 0.01;
 const TIE: f64 = 0.01;
 /// More sequences at once gain nothing.
 const MAX_PROPOSED_MICRO_BATCH: usize = 64;
+/// Rows of an MLP's parts where memory is short: every part dequantises the weights anew, so the larger the better.
+const MLP_ROWS: [usize; 2] = [4096, 1024];
+/// Of the system memory that is free, what a run may pin for inputs and weights that wait there.
+const PINNED_SHARE: f64 = 0.5;
 
 /// Context and modules of CUDA: what the driver counted for a process beside its buffers and libraries on an H200 (driver 580),
 /// whatever the model. Smaller cards take less.
@@ -166,7 +170,12 @@ impl<'a> Task<'a> {
 
     /// Forms of the base to try: the exact one first, NF4 is for where it does not fit.
     fn bases(&self, config: &RunConfig) -> Vec<BaseFormat> {
-        config.base.map_or_else(|| vec![exact_base(self.compute(config)), BaseFormat::Nf4], |base| vec![base])
+        match config.base {
+            Some(base) => vec![base],
+            // Only quantised weights are streamed.
+            None if config.n_layers_streamed.is_some_and(|n| n > 0) => vec![BaseFormat::Nf4],
+            None => vec![exact_base(self.compute(config)), BaseFormat::Nf4],
+        }
     }
 
     /// The length at which no example is cut, unless the model is shorter than that.
@@ -311,6 +320,7 @@ impl<'a> Task<'a> {
         head_rows: usize,
     ) -> Vec<Proposal> {
         let modes = config.recompute.map_or(vec![Recompute::N, Recompute::C1, Recompute::C0], |mode| vec![mode]);
+        let is_open = config.recompute.is_none() && config.n_layers_eased.is_none();
         let mut candidates = Vec::with_capacity(modes.len() * splits.len());
         for &recompute in &modes {
             for &(micro_batch, accumulation) in splits {
@@ -332,14 +342,83 @@ impl<'a> Task<'a> {
                         settings,
                     });
                 };
-                let is_open = config.recompute.is_none() && config.n_layers_eased.is_none();
-                if let Some(eased) = self.eased(&settings, budget).filter(|_| is_open) {
-                    add(Settings { n_layers_eased: eased, ..settings.clone() });
+                // What leaves the card costs time: it is for what does not fit otherwise, with the fewest sequences at once.
+                let is_smallest = micro_batch == frame.splits[0].0;
+                for settings in self.leaving_less(config, budget, settings, is_smallest) {
+                    if let Some(eased) = self.eased(&settings, budget).filter(|_| is_open) {
+                        add(Settings { n_layers_eased: eased, ..settings.clone() });
+                    }
+                    add(settings);
                 }
-                add(settings);
             }
         }
         candidates
+    }
+
+    /// `settings` as the config fixes them, and where they don't fit with less and less on the card: the layers' inputs in system
+    /// memory, the MLP in parts, layers' weights in system memory. The first that fits is the last; beside it are those that
+    /// move weights alone.
+    fn leaving_less(
+        &self,
+        config: &RunConfig,
+        budget: &Budget,
+        settings: Settings,
+        is_smallest: bool,
+    ) -> Vec<Settings> {
+        let fixed = Settings {
+            offload_inputs: config.offload_inputs.unwrap_or(false),
+            mlp_rows: config.mlp_rows,
+            n_layers_streamed: config.n_layers_streamed.unwrap_or(0),
+            ..settings
+        };
+        let fits = |settings: &Settings| self.bytes(settings) <= budget.budget_bytes;
+        let mut found = vec![fixed];
+        if !is_smallest || self.hardware.train_on != TrainOn::Card || fits(&found[0]) {
+            return found;
+        }
+        let pinned_bytes = self.hardware.memory_available_bytes as f64 * PINNED_SHARE;
+        let has_room = |settings: &Settings| layout::layout(self.shape, settings).host_bytes as f64 <= pinned_bytes;
+        let streams = config.n_layers_streamed.is_none() && found[0].base == BaseFormat::Nf4;
+        if streams {
+            let weights_alone = [self.streaming(&found[0], budget), self.all_streamed(&found[0])];
+            found.extend(weights_alone.into_iter().flatten().filter(has_room));
+        }
+        let mut less = found[0].clone();
+        let mut moves = Vec::new();
+        if config.offload_inputs.is_none() {
+            moves.push(Settings { offload_inputs: true, ..less.clone() });
+        }
+        if config.mlp_rows.is_none() {
+            let offload_inputs = config.offload_inputs.unwrap_or(true);
+            let rows = MLP_ROWS.into_iter().filter(|&rows| rows < less.max_tokens());
+            moves.extend(rows.map(|rows| Settings { mlp_rows: Some(rows), offload_inputs, ..less.clone() }));
+        }
+        for settings in moves.into_iter().filter(&has_room) {
+            less = settings;
+            found.push(less.clone());
+            if fits(&less) {
+                return found;
+            }
+        }
+        if streams {
+            let more = self.streaming(&less, budget).or_else(|| self.all_streamed(&less));
+            found.extend(more.filter(has_room));
+        }
+        found
+    }
+
+    /// So many layers' weights in system memory that the rest fits; `None` where it does not with all of them there.
+    fn streaming(&self, settings: &Settings, budget: &Budget) -> Option<Settings> {
+        let with = |n_layers_streamed| Settings { n_layers_streamed, ..settings.clone() };
+        // Bytes fall evenly from one layer on; fewer than there are slots would save nothing.
+        let (one, two) = (self.bytes(&with(1)), self.bytes(&with(2)));
+        let more = one.saturating_sub(budget.budget_bytes).div_ceil(one.saturating_sub(two).max(1));
+        let n = 1 + usize::try_from(more).ok()?;
+        (n <= self.shape.n_layers).then(|| with(n))
+    }
+
+    fn all_streamed(&self, settings: &Settings) -> Option<Settings> {
+        Some(Settings { n_layers_streamed: self.shape.n_layers, ..settings.clone() })
     }
 
     /// As many layers recompute one step less as the budget has room for; `None` where that is none, or all of them.
@@ -367,8 +446,11 @@ impl<'a> Task<'a> {
         let recompute = Mix::of(settings, self.shape.n_layers);
         let flops = Flops::per_token(self.shape, &settings.lora, recompute, attended, learned);
         let tokens = sequence_tokens * settings.micro_batch as f64;
-        let load = Load { base: settings.base, recompute, tokens, flops };
-        let speed = cost::speed(self.shape, self.hardware, settings, &load, attended, learned);
+        let mlp_parts = settings.mlp_rows.map_or(1.0, |rows| (tokens / rows as f64).max(1.0));
+        let load = Load { base: settings.base, recompute, tokens, flops, mlp_parts };
+        let mut speed = cost::speed(self.shape, self.hardware, settings, &load, attended, learned);
+        let waiting_s = cost::waiting_s(self.shape, self.hardware, settings, &load, tokens / speed.tokens_per_s);
+        speed.tokens_per_s = tokens / (tokens / speed.tokens_per_s + waiting_s);
         let step_tokens = tokens * settings.accumulation as f64;
         let step_s = step_tokens / speed.tokens_per_s;
         let n_evaluations =

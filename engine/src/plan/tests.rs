@@ -61,35 +61,7 @@ fn examples(n: usize, low: usize, high: usize) -> DataStats {
 }
 
 fn config() -> RunConfig {
-    RunConfig {
-        version: crate::config::FORMAT_VERSION,
-        name: "test".into(),
-        model: PathBuf::from("model"),
-        data: DataConfig {
-            path: PathBuf::from("data.jsonl"),
-            evaluation_path: None,
-            columns: None,
-            length: None,
-            over_length: OverLength::Drop,
-            packing: None,
-        },
-        base: None,
-        lora: LoraConfig::default(),
-        micro_batch: None,
-        accumulation: None,
-        effective_batch: None,
-        recompute: None,
-        n_layers_eased: None,
-        embedding_on_host: None,
-        compute: None,
-        optimizer: OptimizerConfig::default(),
-        epochs: None,
-        max_steps: None,
-        evaluation: Default::default(),
-        checkpoints: Default::default(),
-        seed: 0,
-        memory_limit_bytes: None,
-    }
+    RunConfig::new("model".into(), "data.jsonl".into())
 }
 
 /// Everything open fixed by hand.

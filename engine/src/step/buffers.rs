@@ -1,17 +1,24 @@
 //! The planned buffers as tensors: allocated once, handed out as views of the rows a batch needs.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use candle_core::{DType, Device, Result, Tensor};
 
 use crate::config::Settings;
 use crate::data::Batch;
 use crate::model::Model;
 use crate::model::weights::Slot;
+use crate::ops::parking::Parking;
 use crate::ops::rope;
 use crate::plan::layout::{Layout, Work};
 
 /// Every tensor of a step.
 pub(super) struct Buffers {
-    /// Inputs of each layer and the output of the last, `[max_tokens, hidden]`.
+    /// Where the layers' inputs wait for the backward pass if they are not each in memory of their own. It comes first: dropped, it
+    /// ends its copies before the buffers go.
+    parked: Option<Arc<Parking>>,
+    /// Inputs of the layers and the output of the last, `[max_tokens, hidden]`: one each, or two by turns.
     inputs: Vec<Tensor>,
     kept: Vec<Kept<Option<Tensor>>>,
     work: Vec<(Work, Tensor)>,
@@ -21,6 +28,7 @@ pub(super) struct Buffers {
     stats: Tensor,
     rotations: Tensor,
     head_rows: usize,
+    mlp_rows: usize,
 }
 
 /// What a layer's backward pass needs of its forward pass besides its input.
@@ -48,16 +56,20 @@ pub(super) struct Batched {
     /// `[loss rows, 2]`.
     pub(super) stats: Tensor,
     pub(super) rotations: Tensor,
-    pub(super) inputs: Vec<Tensor>,
+    n_tokens: usize,
+    inputs: Vec<Tensor>,
+    parked: Option<Arc<Parking>>,
     kept: Vec<Kept<Option<Tensor>>>,
     work: Kept<Option<Tensor>>,
+    mlp_rows: usize,
     pub(super) norm: Tensor,
-    pub(super) activation: Tensor,
+    activation: Tensor,
     pub(super) gradient: Tensor,
     pub(super) qkv_gradient: Tensor,
     pub(super) attention_gradient: Tensor,
     /// Row sums of the attention output times its gradient, f32 `[n, heads]`.
     pub(super) delta: Tensor,
+    /// Elements for the input of any group as its adapter sees it under dropout.
     pub(super) dropped: Option<Tensor>,
     pub(super) head: HeadBuffers,
     pub(super) slot: Slot,
@@ -111,7 +123,11 @@ impl Buffers {
             .collect::<Result<_>>()?;
         let integers = |n: usize| Tensor::zeros(n, DType::U32, device);
         Ok(Self {
-            inputs: (0..=n_layers).map(|_| rows(model.shape.hidden, dtype)).collect::<Result<_>>()?,
+            inputs: (0..layout.n_inputs).map(|_| rows(model.shape.hidden, dtype)).collect::<Result<_>>()?,
+            parked: settings
+                .offload_inputs
+                .then(|| Parking::new(n_layers - 1, t * model.shape.hidden, dtype, device).map(Arc::new))
+                .transpose()?,
             kept,
             work,
             slot: model.slot(None)?,
@@ -119,6 +135,7 @@ impl Buffers {
             stats: Tensor::zeros((t, 2), DType::F32, device)?,
             rotations: rope::table(&model.shape.rope.frequencies(model.shape.head_dim), settings.length, device)?,
             head_rows: layout.head_rows,
+            mlp_rows: layout.mlp_rows,
         })
     }
 
@@ -134,6 +151,7 @@ impl Buffers {
             None => candle_core::bail!("the layout has no buffer {name:?}"),
         };
         let rows = |name: Work| first(&required(name)?);
+        let mlp_rows = self.mlp_rows.min(n).max(1);
         let kept = self
             .kept
             .iter()
@@ -157,22 +175,25 @@ impl Buffers {
             labels: labels.narrow(0, 0, n_supervised)?,
             stats: self.stats.narrow(0, 0, n_supervised)?,
             rotations: self.rotations.clone(),
+            n_tokens: n,
             inputs: self.inputs.iter().map(first).collect::<Result<_>>()?,
+            parked: self.parked.clone(),
             kept,
             work: Kept {
                 qkv: work(Work::Qkv)?,
                 attention: work(Work::Attention)?,
                 log_sum_exp: work(Work::LogSumExp)?,
                 middle: work(Work::Middle)?,
-                gate_up: work(Work::GateUp)?,
+                gate_up: find(Work::GateUp).map(|t| t.narrow(0, 0, mlp_rows.min(n))).transpose()?,
             },
+            mlp_rows,
             norm: rows(Work::Norm)?,
-            activation: rows(Work::Activation)?,
+            activation: required(Work::Activation)?.narrow(0, 0, mlp_rows.min(n))?,
             gradient: rows(Work::Gradient)?,
             qkv_gradient: rows(Work::QkvGradient)?,
             attention_gradient: rows(Work::AttentionGradient)?,
             delta: rows(Work::Delta)?,
-            dropped: work(Work::Dropped)?,
+            dropped: find(Work::Dropped).map(Tensor::flatten_all).transpose()?,
             head: HeadBuffers {
                 n_rows: self.head_rows,
                 input: required(Work::HeadInput)?,
@@ -185,7 +206,70 @@ impl Buffers {
     }
 }
 
+/// Views of the MLP's buffers for some rows of a batch.
+pub(super) struct MlpRows {
+    pub(super) rows: Range<usize>,
+    /// `[rows, hidden]`.
+    pub(super) middle: Tensor,
+    /// With room for the adapter's columns, as all of these.
+    pub(super) norm: Tensor,
+    pub(super) gate_up: Tensor,
+    pub(super) activation: Tensor,
+}
+
 impl Batched {
+    /// The input of layer `layer`, and with one more than the last the output of that, `[n, hidden]`.
+    pub(super) fn input(&self, layer: usize) -> &Tensor {
+        &self.inputs[layer % self.inputs.len()]
+    }
+
+    /// Sends the input of `layer` to system memory where inputs wait there: all but the last layer's.
+    pub(super) fn park_input(&self, layer: usize, n_layers: usize) -> Result<()> {
+        match &self.parked {
+            Some(parked) if layer + 1 < n_layers => parked.put(layer, self.input(layer)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Holds what follows until the buffer that the input of `layer` shares with that of `layer - 2` may be written.
+    pub(super) fn before_writing_input(&self, layer: usize) -> Result<()> {
+        match (&self.parked, layer.checked_sub(2)) {
+            (Some(parked), Some(before)) => parked.wait(before),
+            _ => Ok(()),
+        }
+    }
+
+    /// For the backward pass of `layer`: its input is there from here on, and the one before is on its way.
+    pub(super) fn bring_inputs(&self, layer: usize, n_layers: usize) -> Result<()> {
+        let Some(parked) = &self.parked else { return Ok(()) };
+        if layer + 1 < n_layers {
+            parked.wait(layer)?;
+        }
+        if let Some(next) = layer.checked_sub(1) {
+            parked.fetch(next, self.input(next))?;
+        }
+        Ok(())
+    }
+
+    /// The rows in parts that go through the MLP at once.
+    pub(super) fn mlp_parts(&self, layer: usize) -> Result<Vec<MlpRows>> {
+        let kept = self.layer(layer)?;
+        let has_own = self.kept[layer].gate_up.is_some();
+        let part = |start: usize| {
+            let rows = start..(start + self.mlp_rows).min(self.n_tokens);
+            let of = |t: &Tensor| t.narrow(0, rows.start, rows.len());
+            let gate_up = if has_own { of(&kept.gate_up)? } else { kept.gate_up.narrow(0, 0, rows.len())? };
+            Ok(MlpRows {
+                middle: of(&kept.middle)?,
+                norm: of(&self.norm)?,
+                gate_up,
+                activation: self.activation.narrow(0, 0, rows.len())?,
+                rows,
+            })
+        };
+        (0..self.n_tokens).step_by(self.mlp_rows).map(part).collect()
+    }
+
     /// Where a layer's intermediate results are: kept of its own where the recompute mode keeps them, else shared.
     pub(super) fn layer(&self, layer: usize) -> Result<Kept<Tensor>> {
         let own = &self.kept[layer];

@@ -14,7 +14,7 @@ impl Pass<'_> {
     pub(super) fn head(&self, gradient_scale: Option<f32>) -> Result<()> {
         let (model, batch, head) = (self.model, &self.batch, &self.batch.head);
         let eps = model.shape.rms_eps;
-        let output = &batch.inputs[model.shape.n_layers];
+        let output = batch.input(model.shape.n_layers);
         let n = batch.rows.elem_count();
         for start in (0..n).step_by(head.n_rows) {
             let len = head.n_rows.min(n - start);

@@ -154,6 +154,7 @@ impl Trainer {
         let dropout = (self.settings.lora.dropout > 0.0).then_some((dropout_seed, self.settings.lora.dropout));
         let pass = self.pass(batch, dropout)?;
         for layer in 0..self.model.shape.n_layers {
+            pass.batch.park_input(layer, self.model.shape.n_layers)?;
             pass.forward(layer)?;
         }
         clear(&pass.batch.gradient)?;
@@ -194,7 +195,7 @@ impl Trainer {
         upload(&on_device.cu_seqlens, &batch.cu_seqlens)?;
         upload(&on_device.rows, &batch.rows)?;
         upload(&on_device.labels, &batch.labels)?;
-        self.model.embedding.gather(&on_device.inputs[0], &on_device.input_ids)?;
+        self.model.embedding.gather(on_device.input(0), &on_device.input_ids)?;
         let shape = &self.model.shape;
         let heads = Heads { n_heads: shape.n_heads, n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim };
         Ok(Pass {
@@ -247,6 +248,11 @@ impl Trainer {
     /// The adapter as it is now.
     pub fn adapter(&self) -> &Adapter {
         &self.adapter
+    }
+
+    /// The frozen base alone; all else is freed.
+    pub fn into_model(self) -> Model {
+        self.model
     }
 
     /// The frozen base.
