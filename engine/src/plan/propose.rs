@@ -54,6 +54,14 @@ pub const CARD_OVERHEAD_BYTES: u64 = CUDA_CONTEXT_BYTES + CUDA_LIBRARIES_BYTES;
 /// What the desktop holds of a card nobody looked at.
 const ASSUMED_DESKTOP_BYTES: u64 = 730 << 20;
 
+/// How many layers' weights wait in system memory, in the search.
+#[derive(Clone, Copy, PartialEq)]
+enum Streaming {
+    AsGiven,
+    AsNeeded,
+    All,
+}
+
 /// What there is to plan for.
 pub(super) struct Task<'a> {
     pub(super) shape: &'a ModelShape,
@@ -356,8 +364,8 @@ impl<'a> Task<'a> {
     }
 
     /// `settings` as the config fixes them, and where they don't fit with less and less on the card: the layers' inputs in system
-    /// memory, the MLP in parts, layers' weights in system memory. The first that fits is the last; beside it are those that
-    /// move weights alone.
+    /// memory, then the MLP in parts; all this with no more, with as many as it takes, and with all of the layers' weights in system
+    /// memory, since what they leave is room for recomputing less.
     fn leaving_less(
         &self,
         config: &RunConfig,
@@ -367,44 +375,52 @@ impl<'a> Task<'a> {
     ) -> Vec<Settings> {
         let fixed = Settings {
             offload_inputs: config.offload_inputs.unwrap_or(false),
-            mlp_rows: config.mlp_rows,
+            // As many as there are, or more, is the whole micro-batch.
+            mlp_rows: config.mlp_rows.filter(|&rows| rows < settings.max_tokens()),
             n_layers_streamed: config.n_layers_streamed.unwrap_or(0),
             ..settings
         };
         let fits = |settings: &Settings| self.bytes(settings) <= budget.budget_bytes;
-        let mut found = vec![fixed];
-        if !is_smallest || self.hardware.train_on != TrainOn::Card || fits(&found[0]) {
-            return found;
+        if !is_smallest || self.hardware.train_on != TrainOn::Card || fits(&fixed) {
+            return vec![fixed];
         }
         let pinned_bytes = self.hardware.memory_available_bytes as f64 * PINNED_SHARE;
         let has_room = |settings: &Settings| layout::layout(self.shape, settings).host_bytes as f64 <= pinned_bytes;
-        let streams = config.n_layers_streamed.is_none() && found[0].base == BaseFormat::Nf4;
-        if streams {
-            let weights_alone = [self.streaming(&found[0], budget), self.all_streamed(&found[0])];
-            found.extend(weights_alone.into_iter().flatten().filter(has_room));
-        }
-        let mut less = found[0].clone();
-        let mut moves = Vec::new();
-        if config.offload_inputs.is_none() {
-            moves.push(Settings { offload_inputs: true, ..less.clone() });
-        }
-        if config.mlp_rows.is_none() {
-            let offload_inputs = config.offload_inputs.unwrap_or(true);
-            let rows = MLP_ROWS.into_iter().filter(|&rows| rows < less.max_tokens());
-            moves.extend(rows.map(|rows| Settings { mlp_rows: Some(rows), offload_inputs, ..less.clone() }));
-        }
-        for settings in moves.into_iter().filter(&has_room) {
-            less = settings;
-            found.push(less.clone());
-            if fits(&less) {
-                return found;
+        let mut found = vec![fixed.clone()];
+        let streams = config.n_layers_streamed.is_none() && fixed.base == BaseFormat::Nf4;
+        for streaming in [Streaming::AsGiven, Streaming::AsNeeded, Streaming::All] {
+            if streaming != Streaming::AsGiven && !streams {
+                continue;
+            }
+            for moved in self.moves(config, &fixed) {
+                let moved = match streaming {
+                    Streaming::AsGiven => Some(moved),
+                    Streaming::AsNeeded => self.streaming(&moved, budget),
+                    Streaming::All => Some(Settings { n_layers_streamed: self.shape.n_layers, ..moved }),
+                };
+                let Some(moved) = moved.filter(has_room) else { continue };
+                let is_enough = fits(&moved);
+                found.push(moved);
+                if is_enough {
+                    break;
+                }
             }
         }
-        if streams {
-            let more = self.streaming(&less, budget).or_else(|| self.all_streamed(&less));
-            found.extend(more.filter(has_room));
-        }
         found
+    }
+
+    /// `fixed`, and with the inputs in system memory, and besides with the MLP in parts, as far as the config leaves it open.
+    fn moves(&self, config: &RunConfig, fixed: &Settings) -> Vec<Settings> {
+        let mut moves = vec![fixed.clone()];
+        let offload_inputs = config.offload_inputs.unwrap_or(true);
+        if config.offload_inputs.is_none() {
+            moves.push(Settings { offload_inputs, ..fixed.clone() });
+        }
+        if config.mlp_rows.is_none() {
+            let rows = MLP_ROWS.into_iter().filter(|&rows| rows < fixed.max_tokens());
+            moves.extend(rows.map(|rows| Settings { mlp_rows: Some(rows), offload_inputs, ..fixed.clone() }));
+        }
+        moves
     }
 
     /// So many layers' weights in system memory that the rest fits; `None` where it does not with all of them there.
@@ -415,10 +431,6 @@ impl<'a> Task<'a> {
         let more = one.saturating_sub(budget.budget_bytes).div_ceil(one.saturating_sub(two).max(1));
         let n = 1 + usize::try_from(more).ok()?;
         (n <= self.shape.n_layers).then(|| with(n))
-    }
-
-    fn all_streamed(&self, settings: &Settings) -> Option<Settings> {
-        Some(Settings { n_layers_streamed: self.shape.n_layers, ..settings.clone() })
     }
 
     /// As many layers recompute one step less as the budget has room for; `None` where that is none, or all of them.

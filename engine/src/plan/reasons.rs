@@ -14,7 +14,7 @@ use crate::hardware::TrainOn;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
 #[ts(export)]
 pub struct Reason {
-    /// Stable name: `rank`, `length`, `packing`, `batch`, `recompute`, `optimizer`, `base`, `learning_rate`, `epochs`,
+    /// Stable name: `rank`, `length`, `packing`, `batch`, `recompute`, `host_memory` (where something waits there), `optimizer`, `base`, `learning_rate`, `epochs`,
     /// `warmup`, `evaluation`.
     pub setting: String,
     /// As shown, "2 × 8 = 16".
@@ -60,19 +60,21 @@ struct Writer<'a> {
 /// One reason for each setting a person can choose.
 pub(super) fn reasons(task: &Task, config: &RunConfig, proposal: &Proposal) -> Vec<Reason> {
     let w = Writer { task, config, proposal };
-    vec![
-        w.rank(),
-        w.length(),
-        w.packing(),
-        w.batch(),
-        w.recompute(),
-        w.optimizer(),
-        w.base(),
-        w.learning_rate(),
-        w.warmup(),
-        w.epochs(),
-        w.evaluation(),
-    ]
+    let all = [
+        Some(w.rank()),
+        Some(w.length()),
+        Some(w.packing()),
+        Some(w.batch()),
+        Some(w.recompute()),
+        w.host_memory(),
+        Some(w.optimizer()),
+        Some(w.base()),
+        Some(w.learning_rate()),
+        Some(w.warmup()),
+        Some(w.epochs()),
+        Some(w.evaluation()),
+    ];
+    all.into_iter().flatten().collect()
 }
 
 impl Writer<'_> {
@@ -237,6 +239,38 @@ impl Writer<'_> {
             }
         };
         self.reason("recompute", value, fixed, why, change)
+    }
+
+    /// What waits in system memory, or goes through in parts, so that the rest fits; `None` where nothing does.
+    fn host_memory(&self) -> Option<Reason> {
+        let settings = self.settings();
+        let mut parts = Vec::new();
+        if settings.offload_inputs {
+            parts.push("inputs of the layers".to_string());
+        }
+        if settings.n_layers_streamed > 0 {
+            parts.push(format!("weights of {} of {} layers", settings.n_layers_streamed, self.task.shape.n_layers));
+        }
+        if let Some(rows) = settings.mlp_rows {
+            parts.push(format!("MLP by {} tokens", format::count(rows)));
+        }
+        if parts.is_empty() {
+            return None;
+        }
+        let config = self.config;
+        let fixed =
+            config.offload_inputs.is_some() || config.mlp_rows.is_some() || config.n_layers_streamed.is_some();
+        let why = if fixed {
+            ("fixed", "As you chose; the result is the same.".to_string())
+        } else {
+            ("tight", "They wait in system memory and are copied while the card computes. The result is the same.".into())
+        };
+        let all_on_card = settings.max_tokens();
+        let change = self.change("All on the card".into(), |config| {
+            (config.offload_inputs, config.n_layers_streamed) = (Some(false), Some(0));
+            config.mlp_rows = Some(all_on_card);
+        });
+        Some(self.reason("host_memory", parts.join(", "), fixed, why, change))
     }
 
     fn optimizer(&self) -> Reason {

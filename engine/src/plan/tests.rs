@@ -244,6 +244,9 @@ fn a_plan_fixed_to_what_was_proposed_is_the_same_plan() {
         (pinned.micro_batch, pinned.accumulation) = (Some(s.micro_batch), Some(s.accumulation));
         (pinned.base, pinned.recompute, pinned.optimizer.kind) = (Some(s.base), Some(s.recompute), Some(s.optimizer));
         pinned.n_layers_eased = Some(s.n_layers_eased);
+        pinned.offload_inputs = Some(s.offload_inputs);
+        pinned.mlp_rows = Some(s.mlp_rows.unwrap_or(s.max_tokens()));
+        pinned.n_layers_streamed = Some(s.n_layers_streamed);
         // The plan is found by its own alternatives too: each config leads to the settings beside it.
         for alternative in &proposed.alternatives {
             assert_eq!(alternative.same, alternative.settings == *s);

@@ -134,6 +134,11 @@ impl Trainer {
     pub fn new(model: Model, adapter: Adapter, settings: &Settings) -> Result<Self, Error> {
         let layout = layout(&model.shape, settings);
         let device = model.device().clone();
+        // What loading needed for a while is not to lie beside the buffers.
+        #[cfg(feature = "cuda")]
+        if device.is_cuda() {
+            crate::ops::trim(&device)?;
+        }
         let n = adapter.n_params();
         let gradients = Tensor::zeros(n, candle_core::DType::F32, &device)?;
         let moments = match settings.optimizer {

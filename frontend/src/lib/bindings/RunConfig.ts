@@ -65,6 +65,18 @@ recompute: Recompute | null,
  */
 n_layers_eased: number | null, 
 /**
+ * Keep the layers' inputs in system memory between forward and backward pass, copied while the card computes.
+ */
+offload_inputs: boolean | null, 
+/**
+ * Rows that go through a layer's MLP at once; all of a micro-batch where it is as many.
+ */
+mlp_rows: number | null, 
+/**
+ * The first layers, this many, have their NF4 weights in system memory and come to the card when they are needed.
+ */
+n_layers_streamed: number | null, 
+/**
  * The optimizer and its rates.
  */
 optimizer: OptimizerConfig, 

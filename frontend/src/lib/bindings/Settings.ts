@@ -22,6 +22,18 @@ embedding_on_host: boolean, lora: LoraConfig, length: number, over_length: OverL
  */
 n_layers_eased: number, 
 /**
+ * The layers' inputs wait in system memory for the backward pass.
+ */
+offload_inputs: boolean, 
+/**
+ * Rows that go through a layer's MLP at once; absent: all of the micro-batch.
+ */
+mlp_rows: number | null, 
+/**
+ * The first layers, this many, have their NF4 weights in system memory.
+ */
+n_layers_streamed: number, 
+/**
  * Supervised rows that go through the head at once.
  */
 head_rows: number, optimizer: OptimizerKind, learning_rate: number, beta1: number, beta2: number, epsilon: number, weight_decay: number, max_grad_norm: number, schedule: ScheduleKind, warmup_steps: number, 

@@ -124,6 +124,8 @@ export const zhReasons: Record<string, string> = {
   "recompute.part": "全部保留放不下；保留注意力，其余重算。",
   "recompute.tight": "内存紧张：只保留每层的输入。结果完全相同。",
   "recompute.fixed": "按您的选择；各种方式结果相同。",
+  "host_memory.tight": "放在系统内存中等待，显卡计算时同步搬运。结果完全相同。",
+  "host_memory.fixed": "按您的选择；结果相同。",
   "optimizer.small_state": "状态很小，用 32 位。",
   "optimizer.large_state": "状态较大，用 8 位。",
   "optimizer.fixed": "按您的选择。",
@@ -154,6 +156,14 @@ export const zhSettings: readonly (readonly [RegExp, (match: RegExpExecArray) =>
   [/^Nothing \(N\)$/, () => "不重算（N）"],
   [/^Part \(C1\)$/, () => "部分重算（C1）"],
   [/^Most \(C0\)$/, () => "大部分重算（C0）"],
+  [
+    /^(inputs of the layers)?(?:, )?(?:weights of (\d+) of (\d+) layers)?(?:, )?(?:MLP by ([\d,]+) tokens)?$/,
+    (m) =>
+      [m[1] && "各层的输入", m[2] && `${m[3]} 层中 ${m[2]} 层的权重`, m[4] && `MLP 每次 ${m[4]} 个词元`]
+        .filter(Boolean)
+        .join("，"),
+  ],
+  [/^All on the card$/, () => "全部放在显卡上"],
   [/^Part \(C1\); nothing \(n\) in (\d+) of (\d+) layers$/i, (m) => `部分重算（C1）；${m[2]} 层中有 ${m[1]} 层不重算（N）`],
   [/^Most \(C0\); part \(c1\) in (\d+) of (\d+) layers$/i, (m) => `大部分重算（C0）；${m[2]} 层中有 ${m[1]} 层部分重算（C1）`],
   [/^16-bit base$/, () => "16 位基座"],
