@@ -258,12 +258,14 @@ impl Writer<'_> {
             return None;
         }
         let config = self.config;
-        let fixed =
-            config.offload_inputs.is_some() || config.mlp_rows.is_some() || config.n_layers_streamed.is_some();
+        let fixed = config.offload_inputs.is_some() || config.mlp_rows.is_some() || config.n_layers_streamed.is_some();
         let why = if fixed {
             ("fixed", "As you chose; the result is the same.".to_string())
         } else {
-            ("tight", "They wait in system memory and are copied while the card computes. The result is the same.".into())
+            (
+                "tight",
+                "They wait in system memory and are copied while the card computes. The result is the same.".into(),
+            )
         };
         let all_on_card = settings.max_tokens();
         let change = self.change("All on the card".into(), |config| {

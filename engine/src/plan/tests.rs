@@ -1,15 +1,11 @@
 //! Properties of the plan over many shapes, data sets, wishes and computers (seeded, so a failure repeats).
 
-use std::path::PathBuf;
-
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
-use crate::config::{
-    BaseFormat, DataConfig, LoraConfig, OptimizerConfig, OptimizerKind, OverLength, Recompute, Target,
-};
+use crate::config::{BaseFormat, OptimizerKind, OverLength, Recompute, Target};
 use crate::error::Explain;
 use crate::hardware::{MeasuredRate, profile, profiles};
 use crate::model::shape::Rope;

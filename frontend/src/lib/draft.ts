@@ -28,6 +28,9 @@ export function openConfig(): RunConfig {
     embedding_on_host: null,
     recompute: null,
     n_layers_eased: null,
+    offload_inputs: null,
+    mlp_rows: null,
+    n_layers_streamed: null,
     optimizer: {
       kind: null,
       learning_rate: 2e-4,
