@@ -10,6 +10,7 @@ mod error;
 mod profile;
 mod rates;
 mod smi;
+mod watch;
 
 use std::path::{Path, PathBuf};
 
@@ -23,6 +24,7 @@ pub use self::error::Error;
 pub use self::profile::{Profile, profile, profile_of, profiles};
 pub use self::rates::{MeasuredRate, RATES_FILE, read_rates, record_rate};
 pub use self::smi::{CardOutcome, CardReport};
+pub use self::watch::{CardReading, CardSample, CardWatch, Throttle, WATCH_EVERY};
 
 /// A computer, this one or a described one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
