@@ -61,15 +61,17 @@ pub fn leave(device: &Device, free_bytes: u64) -> Result<Ballast> {
 /// Where the device is no card or the driver doesn't answer.
 pub fn trim(device: &Device) -> Result<()> {
     device.synchronize()?;
-    let context = device.as_cuda_device()?.cuda_stream().context().clone();
-    let mut pool = std::ptr::null_mut();
-    // SAFETY: the pool is the device's own, which lives as long as the context.
-    unsafe {
-        sys::cuDeviceGetDefaultMemPool(&mut pool, context.cu_device())
-            .result()
-            .and_then(|()| sys::cuMemPoolTrimTo(pool, 0).result())
-    }
-    .map_err(|error| Error::Msg(format!("giving back the pool's memory failed: {error}")))
+    let failed = |error: DriverError| Error::Msg(format!("giving back the pool's memory failed: {error}"));
+    // SAFETY: the pool is the device's own and lives as long as its context.
+    unsafe { result::mem_pool::trim_to(default_pool(device).map_err(failed)?, 0) }.map_err(failed)
+}
+
+/// The pool that tensors of a card are taken from.
+fn default_pool(device: &Device) -> std::result::Result<sys::CUmemoryPool, DriverError> {
+    let stream = device.as_cuda_device().map_err(|_| DriverError(sys::CUresult::CUDA_ERROR_INVALID_DEVICE))?.cuda_stream();
+    let card = result::device::get(stream.context().ordinal() as i32)?;
+    // SAFETY: the driver gave this device a moment ago.
+    unsafe { result::device::get_mem_pool(card) }
 }
 
 /// Bytes of a card in use, by this process and all others.
@@ -97,10 +99,7 @@ pub struct Pool {
 /// Where the device is no card, or one whose driver has no pools.
 pub fn pool(device: &Device) -> Result<Pool> {
     let failed = |error: DriverError| Error::Msg(format!("the memory pool of the card could not be asked: {error}"));
-    let stream = device.as_cuda_device()?.cuda_stream();
-    let card = result::device::get(stream.context().ordinal() as i32).map_err(failed)?;
-    // SAFETY: the driver gave this device a moment ago.
-    let pool = unsafe { result::device::get_mem_pool(card) }.map_err(failed)?;
+    let pool = default_pool(device).map_err(failed)?;
     let bytes = |attribute: CUmemPool_attribute| {
         let mut value = 0_u64;
         // SAFETY: the pool is the device's own and lives as long as its context; both attributes are 64 bits wide.
