@@ -14,6 +14,7 @@ const COMMANDS: &[&str] = &[
     "inspect",
     "inspect_model",
     "list_presets",
+    "model_fits",
     "open_chat",
     "open_path",
     "pick_path",

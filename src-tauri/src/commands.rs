@@ -467,7 +467,7 @@ mod tests {
         let mut commands: Vec<String> = main
             .lines()
             .filter_map(|line| line.trim().strip_suffix(',')?.split_once("::"))
-            .filter(|(module, _)| ["commands", "presets"].contains(module))
+            .filter(|(module, _)| ["commands", "models", "presets"].contains(module))
             .map(|(_, name)| format!("allow-{}", name.replace('_', "-")))
             .collect();
         commands.sort();

@@ -6,6 +6,7 @@
 mod commands;
 mod drops;
 mod engine;
+mod models;
 mod presets;
 mod streams;
 
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
             commands::watch_drops,
             commands::watch_run,
             commands::write_report,
+            models::model_fits,
             presets::delete_preset,
             presets::list_presets,
             presets::save_preset,

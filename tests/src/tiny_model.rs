@@ -1,59 +1,142 @@
-//! A model small enough to train within a test: a Hugging Face folder of the Llama family with random weights, a
-//! byte-level tokenizer and a chat template.
+//! Models for tests, Hugging Face folders of the Llama family with a byte-level tokenizer and a chat template: one small
+//! enough to train, with random weights, and one of a real size to plan for, whose weights are a hole in a file.
 
-use std::{collections::HashMap, fs, path::Path};
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io::Write,
+    path::Path,
+};
 
 use rand::{Rng, SeedableRng};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::{Map, Value, json};
 
-/// Width of the residual stream.
+/// Width of the tiny model's residual stream.
 pub const HIDDEN: usize = 64;
-const N_LAYERS: usize = 2;
-const N_HEADS: usize = 4;
-const N_KV_HEADS: usize = 2;
-const HEAD_DIM: usize = HIDDEN / N_HEADS;
-const FFN: usize = 160;
 const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
-const VOCABULARY: usize = 256 + SPECIAL.len();
+
+/// What the sizes of all weights follow from; the embedding is the output head, too.
+struct Size {
+    hidden: usize,
+    n_layers: usize,
+    n_heads: usize,
+    n_kv_heads: usize,
+    ffn: usize,
+    vocabulary: usize,
+    max_positions: usize,
+}
+
+const TINY: Size = Size {
+    hidden: HIDDEN,
+    n_layers: 2,
+    n_heads: 4,
+    n_kv_heads: 2,
+    ffn: 160,
+    vocabulary: 256 + SPECIAL.len(),
+    max_positions: 2048,
+};
+
+/// That of Llama 3.2 1B.
+const REAL: Size = Size {
+    hidden: 2048,
+    n_layers: 16,
+    n_heads: 32,
+    n_kv_heads: 8,
+    ffn: 8192,
+    vocabulary: 128_256,
+    max_positions: 8192,
+};
+
+impl Size {
+    fn head_dim(&self) -> usize {
+        self.hidden / self.n_heads
+    }
+
+    /// Every weight's name and shape, in the order of the model.
+    fn weights(&self) -> Vec<(String, Vec<usize>)> {
+        let &Size { hidden, ffn, .. } = self;
+        let (q, kv) = (self.n_heads * self.head_dim(), self.n_kv_heads * self.head_dim());
+        let mut weights = vec![("model.embed_tokens.weight".to_owned(), vec![self.vocabulary, hidden])];
+        for layer in 0..self.n_layers {
+            let of_layer = [
+                ("input_layernorm", vec![hidden]),
+                ("self_attn.q_proj", vec![q, hidden]),
+                ("self_attn.k_proj", vec![kv, hidden]),
+                ("self_attn.v_proj", vec![kv, hidden]),
+                ("self_attn.o_proj", vec![hidden, q]),
+                ("post_attention_layernorm", vec![hidden]),
+                ("mlp.gate_proj", vec![ffn, hidden]),
+                ("mlp.up_proj", vec![ffn, hidden]),
+                ("mlp.down_proj", vec![hidden, ffn]),
+            ];
+            weights.extend(of_layer.map(|(name, shape)| (format!("model.layers.{layer}.{name}.weight"), shape)));
+        }
+        weights.push(("model.norm.weight".into(), vec![hidden]));
+        weights
+    }
+}
 
 /// ChatML, without a default system message.
 const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + \
                         '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}\
                         {% endif %}";
 
-/// Writes the folder; the same bytes for the same seed.
+/// Writes the folder of the tiny model; the same bytes for the same seed.
 pub fn write(folder: &Path, seed: u64) -> std::io::Result<()> {
+    write_but_weights(folder, &TINY, "float32")?;
+    write_weights(&folder.join("model.safetensors"), seed)
+}
+
+/// Writes the folder of a model of a real size that can be looked at and planned for, not trained: its weights are a
+/// hole in the file, which takes no room on the disk.
+pub fn write_hollow(folder: &Path) -> std::io::Result<()> {
+    write_but_weights(folder, &REAL, "float16")?;
+    let mut header = Map::new();
+    let mut end = 0;
+    for (name, shape) in REAL.weights() {
+        let start = end;
+        end += 2 * shape.iter().product::<usize>();
+        header.insert(name, json!({ "dtype": "F16", "shape": shape, "data_offsets": [start, end] }));
+    }
+    let header = serde_json::to_vec(&header)?;
+    let mut file = File::create(folder.join("model.safetensors"))?;
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(&header)?;
+    file.set_len((8 + header.len() + end) as u64)
+}
+
+fn write_but_weights(folder: &Path, size: &Size, dtype: &str) -> std::io::Result<()> {
     fs::create_dir_all(folder)?;
     let config = json!({
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_act": "silu",
-        "hidden_size": HIDDEN,
-        "intermediate_size": FFN,
-        "num_hidden_layers": N_LAYERS,
-        "num_attention_heads": N_HEADS,
-        "num_key_value_heads": N_KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "max_position_embeddings": 2048,
+        "hidden_size": size.hidden,
+        "intermediate_size": size.ffn,
+        "num_hidden_layers": size.n_layers,
+        "num_attention_heads": size.n_heads,
+        "num_key_value_heads": size.n_kv_heads,
+        "head_dim": size.head_dim(),
+        "max_position_embeddings": size.max_positions,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "rope_scaling": null,
         "attention_bias": false,
         "mlp_bias": false,
         "tie_word_embeddings": true,
-        "vocab_size": VOCABULARY,
+        "vocab_size": size.vocabulary,
         "bos_token_id": 256,
         "eos_token_id": 258,
         "pad_token_id": 256,
-        "torch_dtype": "float32"
+        "torch_dtype": dtype
     });
     write_json(&folder.join("config.json"), &config)?;
     let generation = json!({ "bos_token_id": 256, "eos_token_id": 258, "pad_token_id": 256 });
     write_json(&folder.join("generation_config.json"), &generation)?;
     let tokenizer_config = json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": 2048,
+        "model_max_length": size.max_positions,
         "clean_up_tokenization_spaces": false,
         "add_bos_token": false,
         "bos_token": SPECIAL[0],
@@ -62,8 +145,7 @@ pub fn write(folder: &Path, seed: u64) -> std::io::Result<()> {
         "chat_template": TEMPLATE
     });
     write_json(&folder.join("tokenizer_config.json"), &tokenizer_config)?;
-    write_json(&folder.join("tokenizer.json"), &tokenizer())?;
-    write_weights(&folder.join("model.safetensors"), seed)
+    write_json(&folder.join("tokenizer.json"), &tokenizer())
 }
 
 fn write_json(path: &Path, value: &Value) -> std::io::Result<()> {
@@ -116,23 +198,8 @@ fn letter_of(byte: u8) -> char {
 
 fn write_weights(path: &Path, seed: u64) -> std::io::Result<()> {
     let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
-    let mut shapes = vec![("model.embed_tokens.weight".to_owned(), vec![VOCABULARY, HIDDEN])];
-    for layer in 0..N_LAYERS {
-        let shape_of = [
-            ("input_layernorm", vec![HIDDEN]),
-            ("self_attn.q_proj", vec![N_HEADS * HEAD_DIM, HIDDEN]),
-            ("self_attn.k_proj", vec![N_KV_HEADS * HEAD_DIM, HIDDEN]),
-            ("self_attn.v_proj", vec![N_KV_HEADS * HEAD_DIM, HIDDEN]),
-            ("self_attn.o_proj", vec![HIDDEN, N_HEADS * HEAD_DIM]),
-            ("post_attention_layernorm", vec![HIDDEN]),
-            ("mlp.gate_proj", vec![FFN, HIDDEN]),
-            ("mlp.up_proj", vec![FFN, HIDDEN]),
-            ("mlp.down_proj", vec![HIDDEN, FFN]),
-        ];
-        shapes.extend(shape_of.map(|(name, shape)| (format!("model.layers.{layer}.{name}.weight"), shape)));
-    }
-    shapes.push(("model.norm.weight".into(), vec![HIDDEN]));
-    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = TINY
+        .weights()
         .into_iter()
         .map(|(name, shape)| {
             let is_norm = shape.len() == 1;

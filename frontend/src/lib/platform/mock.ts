@@ -17,9 +17,10 @@ import type { RunSummary } from "$lib/bindings/RunSummary";
 
 import { openConfig } from "$lib/draft";
 
+import { mockModelFits } from "./mock-models";
 import { mockPlan } from "./mock-plan";
 import { mockProfiles } from "./mock-profiles";
-import type { ChatRequest, ExportRequest, InspectRequest, PlanRequest, Preset } from "./types";
+import type { ChatRequest, ExportRequest, FitsRequest, InspectRequest, PlanRequest, Preset } from "./types";
 
 const GIB = 2 ** 30;
 const MODEL = "/home/ana/.cache/hearth/SmolLM2-135M-Instruct-Q4_1.gguf";
@@ -401,6 +402,8 @@ export function installMock(): void {
           );
         return mockPlan(request);
       }
+      case "model_fits":
+        return mockModelFits(args.request as FitsRequest);
       case "list_presets":
         return [...presets.values()];
       case "save_preset": {

@@ -24,6 +24,7 @@ export const tauri: Platform = {
   inspect: (request) => invoke("inspect", { request }),
   inspectModel: (model) => invoke("inspect_model", { model }),
   plan: (request) => invoke("plan", { request }),
+  modelFits: (request) => invoke("model_fits", { request }),
   presets: () => invoke("list_presets"),
   savePreset: (name, config) => invoke("save_preset", { name, config }),
   deletePreset: (name) => invoke("delete_preset", { name }),

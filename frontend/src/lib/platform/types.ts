@@ -1,12 +1,15 @@
 /** What the window asks of the machine it runs on. Everything else in the frontend is plain web code. */
 
+import type { BaseFormat } from "$lib/bindings/BaseFormat";
 import type { DataStats } from "$lib/bindings/DataStats";
+import type { ErrorReport } from "$lib/bindings/ErrorReport";
 import type { EventLine } from "$lib/bindings/EventLine";
 import type { Hardware } from "$lib/bindings/Hardware";
 import type { Inspection } from "$lib/bindings/Inspection";
 import type { ModelShape } from "$lib/bindings/ModelShape";
 import type { Plan } from "$lib/bindings/Plan";
 import type { Proof } from "$lib/bindings/Proof";
+import type { Recompute } from "$lib/bindings/Recompute";
 import type { RunConfig } from "$lib/bindings/RunConfig";
 import type { RunSummary } from "$lib/bindings/RunSummary";
 import type { Settings } from "$lib/bindings/Settings";
@@ -55,6 +58,37 @@ export interface PlanRequest {
   shape: ModelShape;
   stats: DataStats;
   hardware: Hardware;
+}
+
+/** What is asked of every published model at once; without examples, some are assumed. */
+export interface FitsRequest {
+  config: RunConfig;
+  stats: DataStats | null;
+  hardware: Hardware;
+}
+
+/** A published model, and what training it takes; `refused` where a wish contradicts it. */
+export interface ModelFit {
+  id: string;
+  title: string;
+  hub: string;
+  instruct: string | null;
+  licence: string;
+  /** The licence has to be accepted on the model's page. */
+  accept: boolean;
+  params: number;
+  download_bytes: number;
+  fit: {
+    fits: boolean;
+    planned_bytes: number;
+    budget_bytes: number;
+    tokens_per_s: number;
+    total_s: number;
+    base: BaseFormat;
+    recompute: Recompute;
+    length: number;
+  } | null;
+  refused: ErrorReport | null;
 }
 
 /** What a run folder says about itself besides its events. */
@@ -113,6 +147,8 @@ export interface Platform {
   /** What a model is, found with one built-in example. */
   inspectModel(model: string): Promise<Inspection>;
   plan(request: PlanRequest): Promise<Plan>;
+  /** Every published model on a computer. */
+  modelFits(request: FitsRequest): Promise<ModelFit[]>;
   presets(): Promise<Preset[]>;
   /** Keeps settings, in place of those that had the name; answers with all there are. */
   savePreset(name: string, config: RunConfig): Promise<Preset[]>;
