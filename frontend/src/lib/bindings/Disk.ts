@@ -15,4 +15,4 @@ total_bytes: number,
 /**
  * Free for this user.
  */
-available_bytes: number, };
+available_bytes: number, write_bytes_per_s?: number | null, };

@@ -5,6 +5,7 @@ import type { DataUse } from "./DataUse";
 import type { DiskEstimate } from "./DiskEstimate";
 import type { PlanItem } from "./PlanItem";
 import type { PlanWarning } from "./PlanWarning";
+import type { Price } from "./Price";
 import type { Reason } from "./Reason";
 import type { Remedy } from "./Remedy";
 import type { Settings } from "./Settings";
@@ -57,7 +58,7 @@ warnings: Array<PlanWarning>,
 /**
  * How long.
  */
-time: TimeEstimate, 
+time: TimeEstimate, price: Price | null, 
 /**
  * What happens to the examples.
  */

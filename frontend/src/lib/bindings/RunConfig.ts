@@ -4,8 +4,10 @@ import type { CheckpointConfig } from "./CheckpointConfig";
 import type { ComputeDtype } from "./ComputeDtype";
 import type { DataConfig } from "./DataConfig";
 import type { EvaluationConfig } from "./EvaluationConfig";
+import type { GovernorConfig } from "./GovernorConfig";
 import type { LoraConfig } from "./LoraConfig";
 import type { OptimizerConfig } from "./OptimizerConfig";
+import type { Prices } from "./Prices";
 import type { Recompute } from "./Recompute";
 
 /**
@@ -85,10 +87,18 @@ evaluation: EvaluationConfig,
  */
 checkpoints: CheckpointConfig, 
 /**
+ * Measure time and memory on the data before the first step; it leaves no trace in what is trained.
+ */
+rehearsal: boolean, 
+/**
+ * When a run slows down or pauses by itself.
+ */
+governor: GovernorConfig, 
+/**
  * Seeds adapter initialisation, data order and dropout.
  */
 seed: number, 
 /**
  * Never use more than this many bytes of device memory.
  */
-memory_limit_bytes: number | null, };
+memory_limit_bytes: number | null, prices: Prices | null, };
