@@ -1,3 +1,7 @@
+import type { GpuSetup } from "$lib/bindings/GpuSetup";
+import type { GpuSetupReason } from "$lib/bindings/GpuSetupReason";
+import type { Formatter } from "$lib/format";
+
 /** How the search for NVIDIA cards ended. */
 export const zhCardOutcomes: Record<string, readonly [string, string]> = {
   driver_mismatch: ["NVIDIA 驱动与已安装的库版本不一致。", "重新启动电脑。"],
@@ -188,4 +192,45 @@ export const zhChecks: Record<string, string> = {
   divergence: "平均散度",
   top1: "最可能的词元",
   greedy: "贪心回答",
+};
+
+/** What the governor makes of a run: its pace, and the code of the reason. When a pause ends is said behind it. */
+export const zhPaces: Record<string, string> = {
+  full: "恢复全速。",
+  "paused governor.quiet_hours": "已进入安静时段，暂停；",
+  "paused governor.other_program": "另一个程序需要显卡，暂停，等它用完后继续。",
+  "paused governor.heat": "显卡过热，暂停，冷却后继续。",
+  "slowed governor.heat": "显卡温度达到上限，在小批次之间休息。",
+  "slowed governor.power": "功耗达到上限，在小批次之间休息。",
+};
+
+/** What a person would want to know of the card before a run: what is so, what to do. The values stand in the rows beside it. */
+export const zhAdvice: Record<string, readonly [string, string]> = {
+  "hardware.old_driver": ["NVIDIA 驱动太旧，不能运行此引擎的 CUDA 13。", "安装新的 NVIDIA 驱动。在此之前在处理器上训练。"],
+  "hardware.mig_empty": ["显卡已设为分割（MIG），但没有任何一份，无法计算。", "请管理员划分，或关闭 MIG。"],
+  "hardware.mig": ["显卡已分割（MIG），运行使用其中一份。", "无需处理：方案按这一份制定。关闭 MIG 可使用整张卡。"],
+  "hardware.hot": ["显卡在开始前就很热，或正因过热而降频。", "清理风扇灰尘，保证通风；看看是哪个程序在使用它。"],
+  "hardware.battery": ["笔记本正在使用电池：显卡只有一部分功率，电量也可能不够。", "开始前接通电源。"],
+  "hardware.memory_taken": ["其他程序占用了不少显存。", "关闭不需要的程序：方案只计算空闲的部分。"],
+  "hardware.display": ["显示器接在这张卡上：桌面会占用显存，训练时反应较慢。", "如果电脑有别的显示输出，把显示器接到那里。"],
+  "hardware.narrow_link": ["显卡没有用上全部 PCIe 通道。", "只有放在内存里的部分会变慢。试试离处理器最近的插槽，不用转接线。"],
+  "hardware.old_slot": ["插槽的 PCIe 代数低于显卡支持的代数。", "只有放在内存里的部分会变慢。看看固件设置是否限制了插槽。"],
+  "hardware.low_power": ["显卡的功耗上限被调低了。", "如果不是有意的，请调高上限，或选择笔记本的性能模式。"],
+};
+
+/** Why runs train on the processor. */
+export const zhGpu: Partial<Record<GpuSetupReason, (setup: GpuSetup, f: Formatter) => readonly [string, string]>> = {
+  by_hand: () => ["已通过 HEARTH_ENGINE 指定在处理器上训练。", "删除该环境变量即可使用显卡。"],
+  old_card: (setup) => [`${setup.card ?? "这张显卡"} 太旧，此引擎不支持。`, "需要 RTX 30 系列或更新的显卡。"],
+  old_driver: (setup) => [
+    `找到驱动 ${setup.driver ?? "–"}，需要 ${setup.least_driver} 或更新。`,
+    "安装新的 NVIDIA 驱动。在此之前在处理器上训练。",
+  ],
+  no_engine: () => ["此安装没有显卡引擎（hearth-cuda）。", ""],
+  no_libraries: (setup, f) => [
+    "显卡可以使用，只缺少 NVIDIA 的计算库。",
+    `只需下载一次（${f.file(setup.fetch_bytes)}），可随时取消并继续。`,
+  ],
+  damaged_libraries: () => ["NVIDIA 的计算库已损坏。", "重新下载即可。"],
+  does_not_start: () => ["显卡引擎无法启动。", "重新安装 NVIDIA 驱动，或重新下载计算库。"],
 };

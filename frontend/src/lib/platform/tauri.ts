@@ -20,6 +20,8 @@ async function stream<Line>(
 export const tauri: Platform = {
   defaults: () => invoke("defaults"),
   hardware: () => invoke("hardware"),
+  gpuSetup: () => invoke("gpu_setup"),
+  fetchGpuLibraries: (onMessage) => stream("fetch_gpu_libraries", {}, onMessage),
   profiles: (here) => invoke("profiles", { here }),
   inspect: (request) => invoke("inspect", { request }),
   inspectModel: (model) => invoke("inspect_model", { model }),

@@ -4,6 +4,8 @@ import type { BaseFormat } from "$lib/bindings/BaseFormat";
 import type { DataStats } from "$lib/bindings/DataStats";
 import type { ErrorReport } from "$lib/bindings/ErrorReport";
 import type { EventLine } from "$lib/bindings/EventLine";
+import type { GpuSetup } from "$lib/bindings/GpuSetup";
+import type { GpuSetupProgress } from "$lib/bindings/GpuSetupProgress";
 import type { Hardware } from "$lib/bindings/Hardware";
 import type { Inspection } from "$lib/bindings/Inspection";
 import type { ModelShape } from "$lib/bindings/ModelShape";
@@ -134,6 +136,9 @@ export interface ExportRequest {
 export type ExportLine =
   { progress: { phase: string; done: number; total: number } } | { path: string; step: number; notes: string[]; proof: Proof } | { error: unknown };
 
+/** Lines of `setup-gpu`: how far it is, then how this computer stands. */
+export type GpuSetupLine = { progress: GpuSetupProgress } | GpuSetup | { error: unknown };
+
 export type PickKind = "data" | "gguf" | "folder";
 
 export type DropMessage = { kind: "over" } | { kind: "leave" } | { kind: "drop"; paths: string[] };
@@ -141,6 +146,10 @@ export type DropMessage = { kind: "over" } | { kind: "leave" } | { kind: "drop";
 export interface Platform {
   defaults(): Promise<Defaults>;
   hardware(): Promise<Hardware>;
+  /** What runs train on here, and what is missing for a card. */
+  gpuSetup(): Promise<GpuSetup>;
+  /** Fetches NVIDIA's libraries; closing the stream keeps what was fetched, and the next call goes on behind it. */
+  fetchGpuLibraries(onMessage: (message: StreamMessage<GpuSetupLine>) => void): Promise<Stream>;
   /** Known cards, each as if it were in this computer. */
   profiles(here: Hardware): Promise<Profile[]>;
   inspect(request: InspectRequest): Promise<Inspection>;
