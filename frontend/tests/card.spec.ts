@@ -104,3 +104,39 @@ for (const lang of LANGUAGES)
     await expect(at(page, "verdict")).toContainText("RTX 3060");
     await expect(at(page, "step-card")).toContainText("RTX 3060");
   });
+
+for (const lang of LANGUAGES)
+  test(`a card is described, planned for, changed, shared and deleted, ${lang}`, async ({ page }) => {
+    await open(page, "draft", lang, "light");
+    await toCards(page);
+    await at(page, "card-search").fill("3060 12gb");
+    await page.locator("[data-card=rtx-3060-12gb]").check();
+    await at(page, "card-search").fill("");
+    await at(page, "own-describe").click();
+    await expect(at(page, "own-name")).toBeFocused();
+    await expect(at(page, "own-save")).toBeDisabled();
+    await page.keyboard.type("我的 3060 🔥");
+    await at(page, "own-bandwidth").fill("342");
+    await shot(page, "1-card-own-form", lang, "light");
+    await page.keyboard.press("Enter");
+    await expect(at(page, "own-form")).toHaveCount(0);
+    await expect(at(page, "verdict")).toContainText("我的 3060 🔥");
+    await expect(page.locator("[data-group=own]")).toBeVisible();
+    await shot(page, "1-card-own", lang, "light");
+
+    await at(page, "own-describe").click();
+    await expect(at(page, "own-bandwidth")).toHaveValue("342");
+    await at(page, "own-bandwidth").fill("none");
+    await expect(at(page, "own-save")).toBeDisabled();
+    await at(page, "own-bandwidth").fill("350");
+    await at(page, "own-save").click();
+    await at(page, "own-share").click();
+    await expect(at(page, "own-cards").getByRole("status")).toContainText("我的 3060 🔥");
+    await at(page, "own-delete").click();
+    await expect(page.locator("[data-group=own]")).toHaveCount(0);
+    await expect(page.locator("[data-card=here]")).toBeChecked();
+    await at(page, "own-undo").click();
+    await expect(page.locator("[data-card='我的 3060 🔥']")).toBeChecked();
+    await at(page, "own-import").click();
+    await expect(at(page, "verdict")).toContainText("Shared 3060 共享");
+  });

@@ -30,7 +30,7 @@ const cards: Profile[] = readdirSync(folder).flatMap((file) => {
       },
     ],
   } as Hardware;
-  return [{ id: word(text, "id"), name: word(text, "name"), hardware }];
+  return [{ id: word(text, "id"), name: word(text, "name"), hardware, own: false }];
 });
 const known = (id: string) => cards.find((card) => card.id === id) as Profile;
 

@@ -1,4 +1,10 @@
-import type { FitsRequest, ModelFit } from "./types";
+import type { CardTable } from "$lib/bindings/CardTable";
+import type { Largest } from "$lib/bindings/Largest";
+import type { TableCell } from "$lib/bindings/TableCell";
+
+import { mockPlan } from "./mock-plan";
+import { mockProfiles } from "./mock-profiles";
+import type { CardTableRequest, FitsRequest, ModelFit, PlanRequest } from "./types";
 
 import catalogue from "../../../../assets/models.toml?raw";
 
@@ -52,4 +58,53 @@ export function mockModelFits({ config, stats, hardware }: FitsRequest): ModelFi
         : null,
     };
   });
+}
+
+export function mockCardTable(request: CardTableRequest, here: FitsRequest["hardware"]): CardTable {
+  const profiles = mockProfiles(here);
+  const columns = profiles.map(({ hardware }) => mockModelFits({ ...request, hardware }));
+  const cell = ({ fit, refused }: ModelFit): TableCell =>
+    fit === null
+      ? { refused: refused?.message ?? "" }
+      : {
+          planned: {
+            ...fit,
+            fit: !fit.fits ? "no" : fit.recompute === "n" ? "comfortable" : "recomputing",
+            price: null,
+          },
+        };
+  return {
+    cards: profiles.map(({ id, name, hardware }) => ({
+      id,
+      name,
+      memory_bytes: hardware.cards[0]?.memory_bytes ?? null,
+      release_price_usd: hardware.cards[0]?.release_price_usd ?? null,
+    })),
+    rows: (columns[0] ?? []).map(({ id, title }, row) => ({
+      id,
+      title,
+      cells: columns.map((column) => cell(column[row] as ModelFit)),
+    })),
+  };
+}
+
+export function mockLargest(request: PlanRequest): Largest[] {
+  const { settings, budget, time } = mockPlan(request);
+  const of = (quantity: Largest["quantity"], value: number, edit: (config: Largest["config"]) => void): Largest => {
+    const config = structuredClone(request.config);
+    edit(config);
+    const { planned_bytes } = mockPlan({ ...request, config });
+    const model = quantity === "model" ? "llama-3.1-8b" : null;
+    const bound = quantity === "length" ? "model" : "memory";
+    const next =
+      bound === "memory" ? { value: value * 2, model: model && "llama-2-13b", planned_bytes: budget.budget_bytes * 1.2 } : null;
+    const words = "The most that fits.";
+    return { quantity, value, model, bound, next, words, settings, planned_bytes, budget, time, usual: time, config };
+  };
+  return [
+    of("length", 8192, (config) => ((config.data.length = 8192), (config.micro_batch = 1))),
+    of("rank", 256, (config) => (config.lora.rank = 256)),
+    of("micro_batch", 48, (config) => ((config.micro_batch = 48), (config.accumulation = 1))),
+    of("model", 8.03e9, () => undefined),
+  ];
 }

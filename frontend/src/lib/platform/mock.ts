@@ -22,10 +22,10 @@ import type { RunSummary } from "$lib/bindings/RunSummary";
 import { openConfig } from "$lib/draft";
 
 import { MockGpu } from "./mock-gpu";
-import { mockModelFits } from "./mock-models";
+import { mockCardTable, mockLargest, mockModelFits } from "./mock-models";
 import { mockPlan } from "./mock-plan";
 import { mockProfiles } from "./mock-profiles";
-import type { ChatRequest, ExportRequest, FitsRequest, InspectRequest, PlanRequest, Preset } from "./types";
+import type { CardFigures, CardTableRequest, ChatRequest, ExportRequest, FitsRequest, InspectRequest, PlanRequest, Preset, Profile } from "./types";
 
 const GIB = 2 ** 30;
 const MODEL = "/home/ana/.cache/hearth/SmolLM2-135M-Instruct-Q4_1.gguf";
@@ -473,6 +473,8 @@ export function installMock(): void {
   const planned = new Set<string>();
   Object.assign(window, { mockPlanned: planned });
   const presets = new Map<string, Preset>();
+  const own = new Map<string, Profile>();
+  const cards = () => [...own.values(), ...mockProfiles(machine)];
   const channels = new Map<number, (message: unknown) => void>();
   let nextId = 1;
   const later = (ms: number, what: () => void) => setTimeout(what, ms);
@@ -537,7 +539,24 @@ export function installMock(): void {
         return id;
       }
       case "profiles":
-        return mockProfiles(args.here as Hardware);
+        return cards();
+      case "save_card": {
+        const { name, from, ...figures } = args.figures as CardFigures;
+        const basis = cards().find(({ id }) => id === from) as Profile;
+        const [first] = basis.hardware.cards;
+        own.set(name, { ...basis, id: name, name, own: true, hardware: { ...basis.hardware, name, cards: [{ ...(first as Card), ...figures }] } });
+        return cards();
+      }
+      case "delete_card":
+        own.delete(args.name as string);
+        return cards();
+      case "import_card": {
+        const basis = cards().find(({ id }) => id === "rtx-3060-12gb") as Profile;
+        own.set("Shared 3060 共享", { ...basis, id: "Shared 3060 共享", name: "Shared 3060 共享", own: true });
+        return cards();
+      }
+      case "export_card":
+        return true;
       case "inspect_model": {
         const path = args.model as string;
         if (path.includes("pickle"))
@@ -571,6 +590,10 @@ export function installMock(): void {
       }
       case "model_fits":
         return mockModelFits(args.request as FitsRequest);
+      case "largest":
+        return mockLargest(args.request as PlanRequest);
+      case "card_table":
+        return mockCardTable(args.request as CardTableRequest, machine);
       case "list_presets":
         return [...presets.values()];
       case "save_preset": {

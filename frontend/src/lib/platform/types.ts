@@ -1,6 +1,7 @@
 /** What the window asks of the machine it runs on. Everything else in the frontend is plain web code. */
 
 import type { BaseFormat } from "$lib/bindings/BaseFormat";
+import type { CardTable } from "$lib/bindings/CardTable";
 import type { DataStats } from "$lib/bindings/DataStats";
 import type { ErrorReport } from "$lib/bindings/ErrorReport";
 import type { EventLine } from "$lib/bindings/EventLine";
@@ -8,6 +9,7 @@ import type { GpuSetup } from "$lib/bindings/GpuSetup";
 import type { GpuSetupProgress } from "$lib/bindings/GpuSetupProgress";
 import type { Hardware } from "$lib/bindings/Hardware";
 import type { Inspection } from "$lib/bindings/Inspection";
+import type { Largest } from "$lib/bindings/Largest";
 import type { ModelShape } from "$lib/bindings/ModelShape";
 import type { Plan } from "$lib/bindings/Plan";
 import type { Proof } from "$lib/bindings/Proof";
@@ -21,6 +23,20 @@ export interface Profile {
   id: string;
   name: string;
   hardware: Hardware;
+  /** Described by the person, kept under its name. */
+  own: boolean;
+}
+
+/** Figures of a card that a person describes; what is null is taken from the card it starts from. */
+export interface CardFigures {
+  name: string;
+  /** Id of the profile it starts from. */
+  from: string;
+  memory_bytes: number;
+  bandwidth_bytes_per_s: number;
+  tensor_flops_per_s: number;
+  board_power_w: number;
+  release_price_usd: number | null;
 }
 
 /** Settings kept under a name; their configuration has no model, no data and no name of a run. */
@@ -68,6 +84,9 @@ export interface FitsRequest {
   stats: DataStats | null;
   hardware: Hardware;
 }
+
+/** What is asked of every published model on every known card. */
+export type CardTableRequest = Omit<FitsRequest, "hardware">;
 
 /** A published model, and what training it takes; `refused` where a wish contradicts it. */
 export interface ModelFit {
@@ -152,12 +171,23 @@ export interface Platform {
   fetchGpuLibraries(onMessage: (message: StreamMessage<GpuSetupLine>) => void): Promise<Stream>;
   /** Known cards, each as if it were in this computer. */
   profiles(here: Hardware): Promise<Profile[]>;
+  /** Keeps a described card, in place of the own one of that name; answers with all cards. */
+  saveCard(figures: CardFigures, here: Hardware): Promise<Profile[]>;
+  deleteCard(name: string, here: Hardware): Promise<Profile[]>;
+  /** Asks for a shared file and keeps its card; null where the dialog was dismissed. */
+  importCard(here: Hardware): Promise<Profile[] | null>;
+  /** Asks where to, and writes a card as a file to share; false where the dialog was dismissed. */
+  exportCard(id: string): Promise<boolean>;
   inspect(request: InspectRequest): Promise<Inspection>;
   /** What a model is, found with one built-in example. */
   inspectModel(model: string): Promise<Inspection>;
   plan(request: PlanRequest): Promise<Plan>;
   /** Every published model on a computer. */
   modelFits(request: FitsRequest): Promise<ModelFit[]>;
+  /** The longest text, the largest rank, the most sequences at once and the largest model that fit. */
+  largest(request: PlanRequest): Promise<Largest[]>;
+  /** Every published model on every known card. */
+  cardTable(request: CardTableRequest): Promise<CardTable>;
   presets(): Promise<Preset[]>;
   /** Keeps settings, in place of those that had the name; answers with all there are. */
   savePreset(name: string, config: RunConfig): Promise<Preset[]>;

@@ -1,11 +1,12 @@
-import type { Hardware } from "$lib/bindings/Hardware";
-import type { DataStats } from "$lib/bindings/DataStats";
-import type { ErrorReport } from "$lib/bindings/ErrorReport";
-import type { RunConfig } from "$lib/bindings/RunConfig";
+import type { CardTable } from "$lib/bindings/CardTable";
+import type { Fit } from "$lib/bindings/Fit";
+import type { TableCard } from "$lib/bindings/TableCard";
+import type { TableCell } from "$lib/bindings/TableCell";
+import type { TableRow } from "$lib/bindings/TableRow";
 import { forHardware } from "$lib/draft";
-import { toReport } from "$lib/errors";
 import { platform, type ModelFit } from "$lib/platform";
 
+import { Asked } from "./asked.svelte";
 import { card } from "./card.svelte";
 import { data } from "./data.svelte";
 import { plan } from "./plan.svelte";
@@ -18,6 +19,23 @@ export function levelOf({ fit }: ModelFit): Level {
   if (fit === null) return "refused";
   if (!fit.fits) return "large";
   return fit.recompute === "n" ? "whole" : "recompute";
+}
+
+export type CellFit = Fit | "refused";
+
+export const fitOf = (cell: TableCell): CellFit => ("planned" in cell ? cell.planned.fit : "refused");
+
+/** Of these columns the card with the lowest price at release that takes the model; null where none with a price does. */
+export function cheapest(table: CardTable, model: TableRow, columns: readonly number[]): TableCard | null {
+  let best: TableCard | null = null;
+  for (const column of columns) {
+    const [card, cell] = [table.cards[column], model.cells[column]];
+    if (card === undefined || cell === undefined || card.release_price_usd === null) continue;
+    const fit = fitOf(cell);
+    if (fit !== "comfortable" && fit !== "recomputing") continue;
+    if (best === null || card.release_price_usd < (best.release_price_usd ?? Infinity)) best = card;
+  }
+  return best;
 }
 
 export type Order = "fit" | "size" | "speed";
@@ -45,33 +63,23 @@ export function ordered(models: readonly ModelFit[], order: Order): ModelFit[] {
   });
 }
 
-/** The published models on the chosen card, for the draft's wishes and the chosen examples. */
+/** The published models on the chosen card, and on every card, for the draft's wishes and the chosen examples. */
 class CatalogueStore {
-  models = $state.raw<ModelFit[]>([]);
-  error = $state.raw<ErrorReport | null>(null);
+  fits = new Asked<ModelFit[]>();
+  cards = new Asked<CardTable>();
 
-  /** What the last answer was given to. */
-  #asked: readonly [RunConfig, DataStats | null, Hardware] | null = null;
-
-  /** Asks anew where the card, the examples or the draft are others than the last time. */
-  async refresh(): Promise<void> {
-    const hardware = card.hardware;
+  lookAtFits(): void {
+    const [draft, stats, hardware] = [plan.draft, data.found?.stats ?? null, card.hardware];
     if (hardware === null) return;
-    const asked = [plan.draft, data.found?.stats ?? null, hardware] as const;
-    if (this.#asked?.every((value, i) => value === asked[i])) return;
-    this.#asked = asked;
-    try {
-      const config = forHardware(plan.draft, hardware);
-      const models = await platform.modelFits({ config, stats: asked[1], hardware });
-      if (this.#asked !== asked) return;
-      this.models = models;
-      this.error = null;
-    } catch (error) {
-      if (this.#asked !== asked) return;
-      // The next look asks again.
-      this.#asked = null;
-      this.error = toReport(error);
-    }
+    const config = () => forHardware(draft, hardware);
+    void this.fits.ask([draft, stats, hardware], () => platform.modelFits({ config: config(), stats, hardware }));
+  }
+
+  lookAtCards(): void {
+    const [draft, stats] = [plan.draft, data.found?.stats ?? null];
+    // A wish for the exact base means another form on each card.
+    const config = { ...draft, base: draft.base === "nf4" ? draft.base : null, memory_limit_bytes: null };
+    void this.cards.ask([draft, stats], () => platform.cardTable({ config, stats }));
   }
 }
 

@@ -1,8 +1,10 @@
 import { expect, test } from "vitest";
 
+import type { CardTable } from "$lib/bindings/CardTable";
+import type { TableCell } from "$lib/bindings/TableCell";
 import type { ModelFit } from "$lib/platform";
 
-import { levelOf, ordered } from "./catalogue.svelte";
+import { cheapest, levelOf, ordered } from "./catalogue.svelte";
 
 const model = (id: string, params: number, fits: boolean | null, recompute: "n" | "c0", speed: number): ModelFit => ({
   id,
@@ -50,4 +52,32 @@ test("by speed a model that does not fit is behind every one that does", () => {
 
 test("by size everything is in one row, the smallest first", () => {
   expect(ids("size")).toEqual(["small", "refused", "fair", "middle", "large", "huge"]);
+});
+
+test("the card that is needed is the cheapest that takes the model, however it fits; one without a price is none", () => {
+  const cell = (fit: "comfortable" | "recomputing" | "no"): TableCell => ({
+    planned: {
+      fit,
+      base: "nf4",
+      length: 512,
+      planned_bytes: 1,
+      budget_bytes: 2,
+      tokens_per_s: 3,
+      total_s: 4,
+      price: null,
+    },
+  });
+  const card = (id: string, release_price_usd: number | null) => ({ id, name: id, memory_bytes: 1, release_price_usd });
+  const row = {
+    id: "m",
+    title: "M",
+    cells: [cell("no"), cell("comfortable"), cell("recomputing"), cell("comfortable"), { refused: "no" }],
+  };
+  const table: CardTable = {
+    cards: [card("a", 100), card("b", 500), card("c", 300), card("laptop", null), card("d", 50)],
+    rows: [row],
+  };
+  expect(cheapest(table, row, [0, 1, 2, 3, 4])?.id).toBe("c");
+  expect(cheapest(table, row, [0, 1])?.id).toBe("b");
+  expect(cheapest(table, row, [0, 3, 4])).toBeNull();
 });
