@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use ts_rs::TS;
 
 use crate::error::ErrorReport;
+use crate::hardware::CardReading;
 
 /// One line of `events.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
@@ -66,6 +67,10 @@ pub enum TrainEvent {
         eta_s: Option<f64>,
         /// Memory after the step.
         memory: MemoryReading,
+        /// The whole card, where the run trains on one and its driver answers.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[ts(optional = nullable)]
+        card: Option<CardReading>,
     },
     /// Loss on the held-out examples.
     Evaluation {
@@ -153,10 +158,55 @@ pub struct MemoryReading {
     /// Bytes the plan foresees.
     #[ts(type = "number")]
     pub planned_bytes: u64,
-    /// Bytes the process grew by since before the model was loaded (anonymous memory; device memory on a card).
+    /// Bytes the process grew by since before the model was loaded (anonymous memory); on a card, all that it takes of the
+    /// card: its pool, and what the driver and CUDA's libraries need beside it.
     #[ts(type = "number")]
     pub used_bytes: u64,
     /// The highest `used_bytes` so far.
     #[ts(type = "number")]
     pub peak_bytes: u64,
+    /// The pool that tensors on a card are from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[ts(optional = nullable)]
+    pub pool: Option<PoolReading>,
+}
+
+/// The pool that tensors on a card are from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, TS)]
+#[ts(export)]
+pub struct PoolReading {
+    /// Bytes in tensors.
+    #[ts(type = "number")]
+    pub used_bytes: u64,
+    /// Bytes taken of the card: these, and what freed tensors left for the next ones.
+    #[ts(type = "number")]
+    pub reserved_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::Throttle;
+
+    const OLDER: &str = r#"{"time_ms":5,"type":"step","step":3,"epoch":0.5,"loss":1.5,"learning_rate":0.0001,"grad_norm":1.0,"n_tokens":10,"n_supervised_tokens":5,"step_ms":2.0,"eta_s":null,"memory":{"planned_bytes":1,"used_bytes":2,"peak_bytes":3}}"#;
+
+    #[test]
+    fn a_step_from_before_cards_were_read_is_read_and_written_as_it_was() {
+        let line: EventLine = serde_json::from_str(OLDER).expect("read");
+        let TrainEvent::Step { memory, card, .. } = &line.event else { panic!("{line:?}") };
+        assert_eq!((memory.pool, card), (None, &None));
+        assert_eq!(serde_json::to_string(&line).expect("written"), OLDER);
+    }
+
+    #[test]
+    fn a_step_on_a_card_reads_back_what_it_wrote() {
+        let mut line: EventLine = serde_json::from_str(OLDER).expect("read");
+        let TrainEvent::Step { memory, card, .. } = &mut line.event else { panic!("{line:?}") };
+        memory.pool = Some(PoolReading { used_bytes: 7, reserved_bytes: 8 });
+        let reading =
+            CardReading { used_bytes: 9, total_bytes: 10, throttle: vec![Throttle::Heat], ..Default::default() };
+        *card = Some(reading);
+        let text = serde_json::to_string(&line).expect("written");
+        assert_eq!(serde_json::from_str::<EventLine>(&text).expect("read"), line);
+    }
 }

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
-use candle_core::cuda::cudarc::driver::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CUfunction_attribute};
+use candle_core::cuda::cudarc::driver::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CUfunction_attribute, CUmemPool_attribute};
 use candle_core::cuda::cudarc::driver::{
-    CudaFunction, CudaSlice, DevicePtr, LaunchConfig, PinnedHostSlice, PushKernelArg,
+    CudaFunction, CudaSlice, DevicePtr, DriverError, LaunchConfig, PinnedHostSlice, PushKernelArg, result,
 };
 use candle_core::cuda::cudarc::nvrtc::Ptx;
 use candle_core::cuda::{CudaDevice, CudaStorage, CudaStorageSlice};
@@ -62,6 +62,48 @@ pub fn used_bytes(device: &Device) -> Result<u64> {
     let stream = device.as_cuda_device()?.cuda_stream();
     let (free, total) = stream.context().mem_get_info().map_err(|error| Error::Msg(error.to_string()))?;
     Ok((total - free) as u64)
+}
+
+/// Memory of the driver's pool, from which this process's tensors on a card are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// In tensors.
+    pub used_bytes: u64,
+    /// Taken of the card: that, and what freed tensors left for the next ones.
+    pub reserved_bytes: u64,
+}
+
+/// The pool of a card. Costs two calls to the driver, which waits for nothing.
+///
+/// # Errors
+/// Where the device is no card, or one whose driver has no pools.
+pub fn pool(device: &Device) -> Result<Pool> {
+    let failed = |error: DriverError| Error::Msg(format!("the memory pool of the card could not be asked: {error}"));
+    let stream = device.as_cuda_device()?.cuda_stream();
+    let card = result::device::get(stream.context().ordinal() as i32).map_err(failed)?;
+    // SAFETY: the driver gave this device a moment ago.
+    let pool = unsafe { result::device::get_mem_pool(card) }.map_err(failed)?;
+    let bytes = |attribute: CUmemPool_attribute| {
+        let mut value = 0_u64;
+        // SAFETY: the pool is the device's own and lives as long as its context; both attributes are 64 bits wide.
+        unsafe { result::mem_pool::get_attribute(pool, attribute, (&raw mut value).cast()) }.map_err(failed)?;
+        Ok::<u64, Error>(value)
+    };
+    Ok(Pool {
+        used_bytes: bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
+        reserved_bytes: bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
+    })
+}
+
+/// The number that a card has for life, as "2b8a4c1e-6f0d-4a6e-9d57-0c1f6d1a7e11"; of a part of a divided card, the part's.
+///
+/// # Errors
+/// Where the device is no card or the driver doesn't answer.
+pub fn uuid(device: &Device) -> Result<String> {
+    let stream = device.as_cuda_device()?.cuda_stream();
+    let uuid = stream.context().uuid().map_err(|error| Error::Msg(error.to_string()))?;
+    let hex: Vec<String> = uuid.bytes.iter().map(|&byte| format!("{:02x}", byte as u8)).collect();
+    Ok([&hex[..4], &hex[4..6], &hex[6..8], &hex[8..10], &hex[10..]].map(|group| group.concat()).join("-"))
 }
 
 /// A matrix in system memory that the card reads over its bus: the pages are pinned and have the same address on both sides.

@@ -6,12 +6,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use hearth_engine::hardware::{CardOutcome, Hardware, detect};
+use hearth_engine::hardware::{CardOutcome, Hardware, LEAST_DRIVER, detect};
 
 /// Set to `processor` to leave a card alone.
 const CHOICE: &str = "HEARTH_ENGINE";
-/// What CUDA 13 needs.
-const LEAST_DRIVER: u32 = 580;
 /// Libraries that the engine for cards names; the driver's own comes with the driver.
 const LIBRARIES: [&str; 3] = if cfg!(windows) {
     ["cublas64_13.dll", "cublasLt64_13.dll", "curand64_10.dll"]
@@ -123,11 +121,16 @@ pub(super) fn hand_over() -> Option<ExitCode> {
         return None;
     }
     let program = program()?;
-    let folders = choose(&program, detect, by_hand()).ok()?;
+    let mut found = None;
+    let folders = choose(&program, || found.insert(detect()).clone(), by_hand()).ok()?;
     let told = std::env::var_os(SEARCH_PATH).unwrap_or_default();
     let path: OsString = std::env::join_paths(folders.into_iter().chain(std::env::split_paths(&told))).ok()?;
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).env(SEARCH_PATH, path);
+    // CUDA counts cards in an order of its own; the first must be the one that is planned for.
+    if let Some(devices) = found.and_then(|hardware| hardware.visible_devices()) {
+        command.env("CUDA_VISIBLE_DEVICES", devices);
+    }
     become_(command)
 }
 

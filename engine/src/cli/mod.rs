@@ -37,6 +37,7 @@ use self::failure::{Exit, Failure};
 
 const AFTER_HELP: &str = "\
 Runs are kept in $HEARTH_HOME/runs, else in the platform's folder for application data (Hearth/runs).
+Where $HEARTH_HARDWARE names a file that `hearth hardware --json` wrote, or a card profile, plans are made for what it describes.
 
 Exit status:
    0  done

@@ -77,7 +77,7 @@ pub(crate) fn run(context: &Context, args: Args) -> Result<Exit, Failure> {
 
 /// The computer to plan for: a profile, a file, or this one.
 fn hardware_of(context: &Context, named: Option<PathBuf>) -> Result<Hardware, Failure> {
-    let Some(named) = named else { return Ok(hardware::with_rates(&context.runs_dir.join(RATES))) };
+    let Some(named) = named else { return Ok(hardware::with_rates(machine::here()?, &context.runs_dir.join(RATES))) };
     if let Some(profile) = named.to_str().and_then(machine::profile) {
         return Ok(profile.hardware());
     }

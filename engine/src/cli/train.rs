@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use hearth_engine::event::TrainEvent;
-use hearth_engine::hardware::{MeasuredRate, detect, record_rate};
+use hearth_engine::hardware::{MeasuredRate, here, here_to_train, record_rate};
 use hearth_engine::model::ModelSource;
 use hearth_engine::plan::model_key;
 use hearth_engine::run::store::RATES;
@@ -27,7 +27,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(context: &Context, args: Args) -> Result<Exit, Failure> {
     let config = args.config.resolve()?;
-    let hardware = hardware::with_rates(&context.runs_dir.join(RATES));
+    let hardware = hardware::with_rates(here_to_train()?, &context.runs_dir.join(RATES));
     let mut display = Display::new(context.json && !args.detach);
     if args.detach {
         let mut say = |notice: run::Notice<'_>| {
@@ -104,7 +104,7 @@ fn remember_rate(context: &Context, folder: &RunFolder) -> Result<(), Failure> {
         return Ok(());
     }
     let rate = MeasuredRate {
-        device: detect().device_name().to_string(),
+        device: here()?.device_name().to_string(),
         model: model_key(source.shape()),
         base: record.resolved.base,
         recompute: record.resolved.recompute,

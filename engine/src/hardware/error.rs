@@ -1,5 +1,6 @@
 use std::path::PathBuf;
 
+use super::HARDWARE_FILE;
 use crate::error::Explain;
 
 /// What can go wrong around hardware. Looking at the machine itself never fails: what cannot be seen is absent.
@@ -14,6 +15,10 @@ pub enum Error {
     BadRates { path: PathBuf, reason: String },
     #[error("the measured speed cannot be written to {}: {source}", path.display())]
     WriteRates { path: PathBuf, source: std::io::Error },
+    #[error("the speed of the disk at {} cannot be measured: {source}", path.display())]
+    WriteDisk { path: PathBuf, source: std::io::Error },
+    #[error("{card}, which {} describes, is not here to be trained on", path.display())]
+    NotHere { card: String, path: PathBuf },
 }
 
 impl Explain for Error {
@@ -23,6 +28,8 @@ impl Explain for Error {
             Error::NotHardware { .. } => "hardware.not_hardware",
             Error::BadRates { .. } => "hardware.bad_rates",
             Error::WriteRates { .. } => "hardware.write_rates",
+            Error::WriteDisk { .. } => "hardware.write_disk",
+            Error::NotHere { .. } => "hardware.not_here",
         }
     }
 
@@ -35,7 +42,13 @@ impl Explain for Error {
             Error::BadRates { .. } => {
                 "Delete the file: speeds are measured again by the next run, until then they are calculated.".into()
             }
-            Error::WriteRates { .. } => "Free some space or check that you may write to this folder.".into(),
+            Error::WriteRates { .. } | Error::WriteDisk { .. } => {
+                "Free some space or check that you may write to this folder.".into()
+            }
+            Error::NotHere { .. } => format!(
+                "Plans can be made for it. To train on what is in this computer, leave {HARDWARE_FILE} empty; if the card \
+                 is in it, `hearth hardware` says why it is not used."
+            ),
         }
     }
 }

@@ -1,15 +1,21 @@
-//! What there is to train on: processor, memory, disks and cards, found ([`detect`]) or described (a [`Profile`]).
+//! What there is to train on: processor, memory, disks and cards, found ([`detect`]) or described (a [`Profile`], a file).
 //!
-//! [`Hardware`] is a plain value. The plan takes it by reference, so a run can be planned for a card that is not in the
-//! machine. [`detect`] is the only function here that looks at the machine.
+//! [`Hardware`] is a plain value, and [`here`] is how everybody comes by it: what `HEARTH_HARDWARE` describes, else what
+//! [`detect`] finds. The plan takes it by reference, so a run can be planned for a card that is not in the machine.
 
+mod advice;
 mod bounded;
 mod bundled;
+mod card;
 mod detect;
+mod disk;
 mod error;
+mod here;
+mod nvml;
 mod profile;
 mod rates;
 mod smi;
+mod watch;
 
 use std::path::{Path, PathBuf};
 
@@ -18,11 +24,16 @@ use ts_rs::TS;
 
 use crate::config::ComputeDtype;
 
+pub use self::advice::{Advice, LEAST_DRIVER, advice};
+pub use self::card::{Card, MemoryUser, Mig, PcieLink};
 pub use self::detect::{CardProbe, detect, detect_with};
+pub use self::disk::measure_write;
 pub use self::error::Error;
+pub use self::here::{HARDWARE_FILE, card_free_bytes, described_by, here, here_to_train, watch};
 pub use self::profile::{Profile, profile, profile_of, profiles};
 pub use self::rates::{MeasuredRate, RATES_FILE, read_rates, record_rate};
 pub use self::smi::{CardOutcome, CardReport};
+pub use self::watch::{CardReading, CardSample, CardWatch, Throttle, WATCH_EVERY};
 
 /// A computer, this one or a described one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
@@ -50,6 +61,14 @@ pub struct Hardware {
     /// Mounted disks.
     #[serde(default)]
     pub disks: Vec<Disk>,
+    /// Linux inside Windows (WSL): the card is Windows', which says less of it.
+    #[serde(default)]
+    #[ts(optional, as = "Option<bool>")]
+    pub is_wsl: bool,
+    /// What a person would want to know before training here, with what to do about it.
+    #[serde(default)]
+    #[ts(optional, as = "Option<Vec<Advice>>")]
+    pub advice: Vec<Advice>,
     /// Speeds measured on this hardware; [`read_rates`] reads them, the plan prefers them to calculated ones.
     #[serde(default)]
     pub rates: Vec<MeasuredRate>,
@@ -79,40 +98,8 @@ pub struct Processor {
     pub n_threads: usize,
 }
 
-/// A card, measured by its driver or described by a profile. What neither says is absent.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
-#[ts(export)]
-pub struct Card {
-    /// As the driver calls it, "NVIDIA GeForce RTX 3060".
-    pub name: String,
-    /// Memory on the card.
-    #[ts(type = "number")]
-    pub memory_bytes: u64,
-    /// Of this, free now.
-    #[ts(type = "number | null")]
-    pub memory_free_bytes: Option<u64>,
-    /// "8.6".
-    pub compute_capability: Option<String>,
-    /// Driver version, "581.42".
-    pub driver: Option<String>,
-    /// Memory bandwidth.
-    pub bandwidth_bytes_per_s: Option<f64>,
-    /// Dense 16-bit matrix rate with 32-bit accumulation, floating-point operations per second.
-    pub tensor_flops_per_s: Option<f64>,
-    /// "PCIe 4.0 x16".
-    pub bus: Option<String>,
-    /// Board power, in watts.
-    pub board_power_w: Option<f64>,
-    /// Price at release, in US dollars.
-    pub release_price_usd: Option<f64>,
-    /// Degrees Celsius now.
-    pub temperature_c: Option<f64>,
-    /// Power drawn now, in watts.
-    pub power_w: Option<f64>,
-}
-
 /// A mounted disk.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, TS)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
 #[ts(export)]
 pub struct Disk {
     /// "D:\\", "/home".
@@ -123,6 +110,10 @@ pub struct Disk {
     /// Free for this user.
     #[ts(type = "number")]
     pub available_bytes: u64,
+    /// Speed of a long write that is safe on the disk, where somebody measured it.
+    #[serde(default)]
+    #[ts(optional = nullable)]
+    pub write_bytes_per_s: Option<f64>,
 }
 
 impl Hardware {
@@ -132,6 +123,13 @@ impl Hardware {
             TrainOn::Card => self.cards.first(),
             TrainOn::Processor => None,
         }
+    }
+
+    /// What `CUDA_VISIBLE_DEVICES` must be for CUDA to count the cards as they are listed here; `None` where a card has no
+    /// known number.
+    pub fn visible_devices(&self) -> Option<String> {
+        let uuids: Option<Vec<&str>> = self.cards.iter().map(|card| card.uuid.as_deref()).collect();
+        uuids.filter(|uuids| !uuids.is_empty()).map(|uuids| uuids.join(","))
     }
 
     /// Name of what a run trains on, under which measured rates are kept.
@@ -148,8 +146,18 @@ impl Hardware {
 
     /// The disk that holds `path` (absolute), if it is listed.
     pub fn disk_of(&self, path: &Path) -> Option<&Disk> {
-        let holding = self.disks.iter().filter(|disk| path.starts_with(&disk.mount));
-        holding.max_by_key(|disk| disk.mount.components().count())
+        self.disks.get(self.index_of_disk(path)?)
+    }
+
+    /// The same, to note what was measured on it.
+    pub fn disk_of_mut(&mut self, path: &Path) -> Option<&mut Disk> {
+        let index = self.index_of_disk(path)?;
+        self.disks.get_mut(index)
+    }
+
+    fn index_of_disk(&self, path: &Path) -> Option<usize> {
+        let holding = self.disks.iter().enumerate().filter(|(_, disk)| path.starts_with(&disk.mount));
+        holding.max_by_key(|(_, disk)| disk.mount.components().count()).map(|(index, _)| index)
     }
 
     /// Reads hardware that `hearth hardware --json` wrote, or the same as TOML, or a card profile.
@@ -222,7 +230,8 @@ mod tests {
     #[test]
     fn the_disk_of_a_path_is_the_deepest_mount_that_holds_it() {
         let mut hardware = profile("no-card").expect("bundled").hardware();
-        let disk = |mount: &str| Disk { mount: mount.into(), total_bytes: 2, available_bytes: 1 };
+        let disk =
+            |mount: &str| Disk { mount: mount.into(), total_bytes: 2, available_bytes: 1, write_bytes_per_s: None };
         hardware.disks = vec![disk("/"), disk("/home"), disk("/ho")];
         assert_eq!(hardware.disk_of(Path::new("/home/ana/runs")).expect("listed").mount, Path::new("/home"));
         assert_eq!(hardware.disk_of(Path::new("/homework")).expect("listed").mount, Path::new("/"));

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use ts_rs::TS;
 
 use super::bundled::FILES;
-use super::{Card, Hardware, Processor, TrainOn};
+use super::{Card, Hardware, PcieLink, Processor, TrainOn, nvml};
 
 static PROFILES: LazyLock<Vec<Profile>> = LazyLock::new(|| {
     // A test reads every file, so a broken one cannot ship.
@@ -140,6 +140,8 @@ impl Profile {
             card_report: None,
             train_on: if self.card.is_some() { TrainOn::Card } else { TrainOn::Processor },
             disks: Vec::new(),
+            is_wsl: false,
+            advice: Vec::new(),
             rates: Vec::new(),
         }
     }
@@ -152,6 +154,7 @@ impl Profile {
             cards: described.cards,
             card_report: None,
             train_on: described.train_on,
+            advice: Vec::new(),
             rates: Vec::new(),
             ..computer.clone()
         }
@@ -163,31 +166,51 @@ impl ProfileCard {
         Card {
             name: self.name.clone(),
             memory_bytes: self.memory_bytes,
-            memory_free_bytes: None,
             compute_capability: Some(self.compute_capability.clone()),
-            driver: None,
             bandwidth_bytes_per_s: Some(self.bandwidth_bytes_per_s as f64),
             tensor_flops_per_s: Some(self.tensor_flops_per_s as f64),
             bus: Some(self.bus.clone()),
+            bus_bytes_per_s: Some(self.bus_bytes_per_s as f64),
             board_power_w: Some(self.board_power_w),
             release_price_usd: self.release_price_usd,
-            temperature_c: None,
-            power_w: None,
+            is_laptop: nvml::is_laptop(&self.name),
+            ..Card::default()
         }
     }
 }
 
 /// Adds to a found card what its driver does not say and its profile does. A laptop card's rates are those at the most
-/// power that a laptop may give it.
+/// power that a laptop may give it; a part of a divided card has its share.
 pub(super) fn complete(card: &mut Card) {
-    let Some(described) = profile_of(card).and_then(|profile| profile.card.as_ref()) else { return };
-    let described = described.card();
-    card.bandwidth_bytes_per_s = card.bandwidth_bytes_per_s.or(described.bandwidth_bytes_per_s);
-    card.tensor_flops_per_s = card.tensor_flops_per_s.or(described.tensor_flops_per_s);
+    let whole =
+        Card { memory_bytes: card.mig.as_ref().map_or(card.memory_bytes, |mig| mig.whole_bytes), ..card.clone() };
+    let profile = profile_of(&whole);
+    let described = profile.and_then(|profile| profile.card.as_ref());
+    card.bus_bytes_per_s = card.bus_bytes_per_s.or_else(|| bus_bytes_per_s(card, described));
+    let (Some(profile), Some(described)) = (profile, described.map(ProfileCard::card)) else { return };
+    let (memory_share, compute_share) = match &card.mig {
+        // Slices of memory have their own controllers.
+        Some(mig) => (Some(card.memory_bytes as f64 / mig.whole_bytes as f64), mig.compute_share()),
+        None => (Some(1.0), Some(1.0)),
+    };
+    let share = |of: Option<f64>, share: Option<f64>| Some(of? * share?);
+    card.bandwidth_bytes_per_s =
+        card.bandwidth_bytes_per_s.or_else(|| share(described.bandwidth_bytes_per_s, memory_share));
+    card.tensor_flops_per_s = card.tensor_flops_per_s.or_else(|| share(described.tensor_flops_per_s, compute_share));
     card.compute_capability = card.compute_capability.take().or(described.compute_capability);
     card.bus = card.bus.take().or(described.bus);
     card.board_power_w = card.board_power_w.or(described.board_power_w);
     card.release_price_usd = card.release_price_usd.or(described.release_price_usd);
+    card.is_laptop |= profile.id.contains("-laptop-");
+}
+
+/// What copies reach over the link there is: the profile's figure, less where the slot has fewer lanes or is older.
+fn bus_bytes_per_s(card: &Card, described: Option<&ProfileCard>) -> Option<f64> {
+    let link = card.link_under_load();
+    let Some(described) = described else { return link.map(PcieLink::bytes_per_s) };
+    let full = described.bus_bytes_per_s as f64;
+    let share = link.zip(PcieLink::parse(&described.bus)).map(|(link, most)| link.bytes_per_s() / most.bytes_per_s());
+    Some(full * share.unwrap_or(1.0).min(1.0))
 }
 
 #[cfg(test)]
@@ -206,11 +229,10 @@ mod tests {
         Card {
             name: name.into(),
             memory_bytes: mebibytes << 20,
-            bandwidth_bytes_per_s: None,
-            tensor_flops_per_s: None,
             board_power_w,
-            release_price_usd: None,
-            ..described("rtx-3060-12gb").card()
+            compute_capability: Some("8.6".into()),
+            bus: Some("PCIe 4.0 x16".into()),
+            ..Card::default()
         }
     }
 
@@ -370,5 +392,38 @@ mod tests {
         let mut unknown = found("NVIDIA GeForce RTX 3060 Laptop GPU", 12_044, None);
         complete(&mut unknown);
         assert_eq!(unknown.bandwidth_bytes_per_s, None);
+        // Told from the desktop's by its power alone.
+        let mut nameless = found("NVIDIA GeForce RTX 2060", 6144, Some(80.0));
+        complete(&mut nameless);
+        assert!(nameless.is_laptop && laptop.is_laptop && !card.is_laptop);
+    }
+
+    #[test]
+    fn a_link_with_fewer_lanes_or_in_an_older_slot_copies_slower() {
+        let rate = |name: &str, bus: Option<&str>, n_lanes: Option<u32>| {
+            let link = n_lanes.map(|n_lanes| PcieLink { generation: 1, n_lanes });
+            let bus = bus.map(Into::into);
+            let mut card = Card { bus, link, bus_bytes_per_s: None, ..found(name, 12_044, None) };
+            complete(&mut card);
+            card.bus_bytes_per_s
+        };
+        let known = "NVIDIA GeForce RTX 3060";
+        assert_eq!(rate(known, Some("PCIe 4.0 x16"), Some(16)), Some(22e9));
+        assert_eq!(rate(known, Some("PCIe 4.0 x16"), Some(4)), Some(5.5e9));
+        assert_eq!(rate(known, Some("PCIe 3.0 x16"), Some(16)), Some(12e9));
+        assert_eq!(rate(known, None, None), Some(22e9));
+        assert_eq!(rate("NVIDIA Card Of Next Year", Some("PCIe 5.0 x8"), None), Some(24e9));
+        assert_eq!(rate("NVIDIA Card Of Next Year", None, None), None);
+    }
+
+    #[test]
+    fn the_usual_speed_of_a_link_is_that_of_the_profiles() {
+        for Profile { id, card, .. } in profiles() {
+            let Some(card) = card else { continue };
+            let shared_by = if id.starts_with("a16-") { 4.0 } else { 1.0 };
+            let usual = PcieLink::parse(&card.bus).expect("PCIe").bytes_per_s();
+            let off = card.bus_bytes_per_s as f64 * shared_by / usual;
+            assert!((0.9..1.1).contains(&off), "{id}: {off}");
+        }
     }
 }

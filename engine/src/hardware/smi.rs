@@ -5,6 +5,7 @@ use ts_rs::TS;
 
 use super::Card;
 use super::bounded::Ended;
+use super::nvml::{self, Refusal};
 
 /// How the search for cards ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, TS)]
@@ -73,23 +74,15 @@ pub(super) fn read(ended: &Ended, seconds: u64) -> (Vec<Card>, CardReport) {
         Ended::Exited { status, output } => (status, output),
     };
     let cards: Vec<Card> = output.lines().filter_map(card).collect();
-    if let Some(first) = cards.first() {
-        let message = match cards.len() {
-            1 => format!("Found {}.", first.name),
-            n => format!("Found {n} NVIDIA cards; {} comes first.", first.name),
-        };
-        return (cards, CardReport { outcome: CardOutcome::Found, message, next_step: String::new() });
+    if let Some(report) = found(&cards) {
+        return (cards, report);
     }
     let lower = output.to_lowercase();
     if lower.contains("version mismatch") {
         let version = library_version(output).map(|v| format!(" (library {v})")).unwrap_or_default();
-        none(
-            CardOutcome::DriverMismatch,
-            format!("The NVIDIA driver in use and its library have different versions{version}."),
-            "A restart of the computer usually helps.",
-        )
+        mismatch(&version)
     } else if lower.contains("communicate with the nvidia driver") || lower.contains("driver not loaded") {
-        none(CardOutcome::NoDriver, "The NVIDIA driver does not answer.".into(), "Install or start the NVIDIA driver.")
+        no_driver()
     } else if lower.contains("no devices were found") {
         none(
             CardOutcome::NoDevices,
@@ -107,6 +100,47 @@ pub(super) fn read(ended: &Ended, seconds: u64) -> (Vec<Card>, CardReport) {
         let what = if output.trim().is_empty() { "printed nothing" } else { "printed nothing about a card" };
         none(CardOutcome::NoReport, format!("There is no usable GPU report: nvidia-smi {what} ({status})."), REINSTALL)
     }
+}
+
+/// The report where there are cards.
+pub(super) fn found(cards: &[Card]) -> Option<CardReport> {
+    let first = &cards.first()?.name;
+    let message = match cards.len() {
+        1 => format!("Found {first}."),
+        n => format!("Found {n} NVIDIA cards; {first} comes first."),
+    };
+    Some(CardReport { outcome: CardOutcome::Found, message, next_step: String::new() })
+}
+
+/// The report where the driver's library let `seconds` go by.
+pub(super) fn silent(seconds: u64) -> CardReport {
+    let message = format!("The NVIDIA driver gave no answer within {seconds} seconds.");
+    none(CardOutcome::TimedOut, message, "Restart the computer if there is an NVIDIA card in it.").1
+}
+
+/// The report where the driver's library is there and does not work, and `nvidia-smi` is not there to say more.
+pub(super) fn refused(refusal: Refusal) -> CardReport {
+    match refusal {
+        Refusal::NoDriver => no_driver(),
+        Refusal::DriverMismatch => mismatch(""),
+        Refusal::Other => {
+            let message = "There is no usable GPU report: the driver's library gave none.".into();
+            none(CardOutcome::NoReport, message, REINSTALL)
+        }
+    }
+    .1
+}
+
+fn no_driver() -> (Vec<Card>, CardReport) {
+    none(CardOutcome::NoDriver, "The NVIDIA driver does not answer.".into(), "Install or start the NVIDIA driver.")
+}
+
+fn mismatch(version: &str) -> (Vec<Card>, CardReport) {
+    none(
+        CardOutcome::DriverMismatch,
+        format!("The NVIDIA driver in use and its library have different versions{version}."),
+        "A restart of the computer usually helps.",
+    )
 }
 
 const REINSTALL: &str = "Install the NVIDIA driver again if there is an NVIDIA card in this computer.";
@@ -157,13 +191,12 @@ fn card(line: &str) -> Option<Card> {
         memory_free_bytes: fields[2].parse::<u64>().ok().filter(|&mib| mib <= memory_mib).map(|mib| mib * MIB),
         compute_capability: dotted(fields[3]),
         driver: dotted(fields[4]),
-        bandwidth_bytes_per_s: None,
-        tensor_flops_per_s: None,
         bus,
         board_power_w: number(fields[7]),
-        release_price_usd: None,
         temperature_c: number(fields[5]),
         power_w: number(fields[6]),
+        is_laptop: nvml::is_laptop(name),
+        ..Card::default()
     })
 }
 

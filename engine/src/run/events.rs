@@ -259,6 +259,7 @@ mod tests {
             step_ms: 1.0,
             eta_s: None,
             memory: MemoryReading::default(),
+            card: None,
         };
         EventLine { time_ms: 0, event }
     }

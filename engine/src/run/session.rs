@@ -9,7 +9,7 @@ use super::error::Error;
 use super::events::{Events, Notice, now_ms};
 use super::learner::{Learner, set_adapter};
 use super::lock::RunLock;
-use super::memory::MemoryMeter;
+use super::memory::{self, MemoryMeter};
 use super::output;
 use super::prepare::{Opened, Prepared, Samples, check_unchanged, prepare};
 use super::store::{RunFolder, RunRecord};
@@ -20,7 +20,7 @@ use crate::error::Explain;
 use crate::event::{FinishReason, TrainEvent};
 use crate::format;
 use crate::generate::{GenerateOptions, Generator};
-use crate::hardware::{Hardware, TrainOn};
+use crate::hardware::{self, Hardware, TrainOn};
 use crate::model::{Adapter, Model, ModelSource};
 use crate::plan;
 use crate::step::{self, Trainer};
@@ -196,10 +196,11 @@ fn run(
 ) -> Result<Outcome, Error> {
     let settings = &record.resolved;
     report_rows(folder, &opened, &samples, record, events)?;
-    let device = step::device(settings.train_on)?;
+    let (device, context_bytes) = memory::make_device(settings.train_on, || step::device(settings.train_on))?;
+    let card = hardware::watch(settings.train_on, memory::card_uuids(&device));
 
     events.phase("load_model")?;
-    let mut memory = MemoryMeter::start(&device, planned_bytes);
+    let mut memory = MemoryMeter::start(&device, planned_bytes, context_bytes);
     let model = Model::load(&opened.source, &settings.lora, settings.into(), &device)?;
     let adapter =
         Adapter::new(&model.shape, &settings.lora, settings.seed, &device).map_err(|e| Error::Model(e.into()))?;
@@ -231,6 +232,7 @@ fn run(
         checkpoints,
         control: Control::new(folder.path()),
         memory,
+        card,
         state,
         saved_step,
         reserve_bytes,

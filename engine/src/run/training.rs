@@ -19,6 +19,7 @@ use super::{evaluation, interrupt};
 use crate::config::Settings;
 use crate::data::{self, Sample};
 use crate::event::{FinishReason, TrainEvent};
+use crate::hardware::CardWatch;
 
 /// How often a paused run looks whether it may go on.
 const PAUSE_POLL: Duration = Duration::from_millis(100);
@@ -74,6 +75,8 @@ pub(crate) struct Training<'a, 'e, L: Learner> {
     pub(crate) checkpoints: Checkpoints,
     pub(crate) control: Control,
     pub(crate) memory: MemoryMeter,
+    /// Where the run trains on a card.
+    pub(crate) card: Option<CardWatch>,
     pub(crate) state: State,
     /// The checkpoint `state` was read from.
     pub(crate) saved_step: Option<usize>,
@@ -124,6 +127,12 @@ impl<L: Learner> Training<'_, '_, L> {
             let seconds = (started.elapsed() - paused).as_secs_f64();
             eta.step(n_tokens, seconds);
             let n_left = self.settings.n_steps - self.state.step;
+            let memory = self.memory.read();
+            self.memory.set_warm();
+            let card = self.card.as_ref().and_then(|card| {
+                card.set_own_bytes(memory.used_bytes);
+                card.newest()
+            });
             self.events.emit(TrainEvent::Step {
                 step: self.state.step,
                 epoch: cursor.epochs_done(),
@@ -134,7 +143,8 @@ impl<L: Learner> Training<'_, '_, L> {
                 n_supervised_tokens,
                 step_ms: seconds * 1000.0,
                 eta_s: eta.seconds(cursor.tokens_ahead(n_left), self.evaluations_left()),
-                memory: self.memory.read(),
+                memory,
+                card,
             })?;
 
             let mut is_best = false;
@@ -377,7 +387,8 @@ mod tests {
             events: &mut events,
             checkpoints,
             control: Control::new(folder),
-            memory: MemoryMeter::start(&Device::Cpu, 0),
+            memory: MemoryMeter::start(&Device::Cpu, 0, None),
+            card: None,
             state: state.unwrap_or_else(|| State::new(settings.seed)),
             saved_step,
             reserve_bytes: 1 << 12,

@@ -12,7 +12,7 @@ export const zhCardOutcomes: Record<string, readonly [string, string]> = {
   absent: ["没有安装 NVIDIA 驱动。", ""],
 };
 
-/** Error codes: what failed, what to do. A code that is not here is shown in the engine's words. */
+/** Codes of errors and of advice on the hardware: what is so, what to do. A code that is not here is shown in the engine's words. */
 export const zhErrors: Record<string, readonly [string, string]> = {
   "plan.does_not_fit": ["这个运行放不下。", ""],
   "plan.batch_contradiction": ["批次的三个数互相矛盾。", "去掉其中一个。"],
@@ -28,6 +28,18 @@ export const zhErrors: Record<string, readonly [string, string]> = {
   "plan.all_too_long": ["所有样本都超过了长度上限。", "增大长度，或选择截断。"],
   "model.unknown_name": ["这里没有这个名称的文件或文件夹，目录中也没有这个模型。", ""],
   "model.not_here": ["模型的分词器不在这里，无法计算词元数。", ""],
+  "hardware.not_here": ["这是描述出来的显卡，这台电脑里没有它，不能在上面训练。", "仍然可以为它做方案；要在这台电脑上训练，请清空 HEARTH_HARDWARE。"],
+  "hardware.write_disk": ["无法测量磁盘速度。", "腾出空间，或检查是否有写入权限。"],
+  "hardware.old_driver": ["NVIDIA 驱动太旧，此引擎的 CUDA 13 需要 580 或更新的版本。", "安装新的 NVIDIA 驱动；在此之前在处理器上训练。"],
+  "hardware.mig": ["显卡被划分成几个部分（MIG），一个运行只能用其中一个。", "不用做什么：方案按这一部分计算。关闭 MIG 后可以用整张卡。"],
+  "hardware.mig_empty": ["显卡设为划分模式（MIG），但还没有划分出任何部分，不能计算。", "请管理员创建一个部分，或关闭 MIG。"],
+  "hardware.hot": ["显卡温度过高。", "清理风扇的灰尘，改善通风，并看看是哪个程序在用它。"],
+  "hardware.battery": ["笔记本正在用电池：显卡只得到一小部分功率，电量也可能撑不到结束。", "开始之前接上电源。"],
+  "hardware.memory_taken": ["其他程序占用了不少显存。", "关闭不需要的程序：方案只计算空闲的显存。"],
+  "hardware.display": ["显示器接在这张显卡上：桌面会占用一些显存，训练时反应也会变慢。", "如果电脑还有别的显示输出，把显示器接到那里。"],
+  "hardware.narrow_link": ["显卡没有用上全部 PCIe 通道。", "只有放在系统内存里的部分会变慢。换到离处理器最近的插槽，不用转接线。"],
+  "hardware.old_slot": ["插槽的 PCIe 版本低于显卡支持的版本。", "只有放在系统内存里的部分会变慢。看看固件是否限制了插槽。"],
+  "hardware.low_power": ["显卡的功率上限低于它的额定功率。", "笔记本请选择性能模式并接上原装电源；台式机如非有意，可以用管理员权限运行 nvidia-smi -pl 调高。"],
   "step.no_card": ["这个运行是为显卡制定的，而这里没有可用的显卡。", "在有显卡的电脑上运行，或开始新的运行。"],
   "step.unknown_token": ["数据里有模型不认识的词元编号。", "使用模型自带的分词器。"],
   "run.config": ["运行的设置有误。", "修改后再开始。"],
