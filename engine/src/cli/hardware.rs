@@ -51,7 +51,7 @@ pub(crate) fn run(context: &Context, _: Args) -> Result<Exit, Failure> {
             format::bytes(disk.total_bytes)
         ))?;
     }
-    let trains = match (hardware.train_on, engine::why_processor()) {
+    let trains = match (hardware.train_on, engine::why_processor(&hardware)) {
         (TrainOn::Card, _) => "Runs train on the card.".to_string(),
         (TrainOn::Processor, Some(why)) => format!("Runs train on the processor: {why}."),
         (TrainOn::Processor, None) => "Runs train on the processor.".to_string(),
