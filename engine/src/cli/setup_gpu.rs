@@ -20,6 +20,9 @@ pub(crate) struct Args {
     /// Say what is there and what is missing, reading every library, and fetch nothing.
     #[arg(long)]
     check: bool,
+    /// Read only the libraries that were written since they were last read.
+    #[arg(long, requires = "check")]
+    quick: bool,
     /// Take NVIDIA's packages from this folder instead of the network.
     #[arg(long, value_name = "DIR", conflicts_with = "mirror")]
     from: Option<PathBuf>,
@@ -43,7 +46,7 @@ pub(crate) fn run(context: &Context, args: Args) -> Result<Exit, Failure> {
         display.close();
         fetched?;
     }
-    let report = machine.report(&hardware, if args.check { Look::Full } else { Look::Quick });
+    let report = machine.report(&hardware, if args.check && !args.quick { Look::Full } else { Look::Quick });
     if context.json {
         context.print_json(&report)?;
     } else {
@@ -57,7 +60,13 @@ fn say(report: &GpuSetup) -> Result<(), Failure> {
     let driver = report.driver.as_deref().unwrap_or("none");
     emit(&format!("driver     {driver}; {} or newer is needed", report.least_driver))?;
     for package in &report.packages {
-        emit(&format!("libraries  {} ({} {}): {}", package.libraries.join(", "), package.name, package.version, state(package)))?;
+        emit(&format!(
+            "libraries  {} ({} {}): {}",
+            package.libraries.join(", "),
+            package.name,
+            package.version,
+            state(package)
+        ))?;
     }
     emit(&report.message)?;
     if report.next_step.is_empty() { Ok(()) } else { emit(&report.next_step) }

@@ -130,7 +130,8 @@ impl WhyProcessor {
                 "Run `hearth setup-gpu`, or fetch them in the window.".into()
             }
             WhyProcessor::DoesNotStart { .. } => {
-                "Run `hearth setup-gpu --check`, which reads every library, and report this if it finds them whole.".into()
+                "Run `hearth setup-gpu --check`, which reads every library, and report this if it finds them whole."
+                    .into()
             }
         }
     }
@@ -259,11 +260,13 @@ mod tests {
     }
 
     /// What is chosen on a computer where all is there but what `change` takes away.
-    fn chosen(hardware: &Hardware, change: impl FnOnce(&mut Facts<'_>, &mut Vec<GpuPackage>)) -> Result<Vec<PathBuf>, String> {
+    fn chosen(
+        hardware: &Hardware,
+        change: impl FnOnce(&mut Facts<'_>, &mut Vec<GpuPackage>),
+    ) -> Result<Vec<PathBuf>, String> {
         let libraries = Libraries::on(Platform::Linux);
         let mut here = packages(&libraries, &GpuPackageState::Fetched { folder: "/我的 Hearth 🔥/cuda".into() });
-        let mut facts =
-            Facts { is_by_hand: false, hardware, has_engine: true, libraries: &libraries, packages: &[] };
+        let mut facts = Facts { is_by_hand: false, hardware, has_engine: true, libraries: &libraries, packages: &[] };
         change(&mut facts, &mut here);
         facts.packages = &here;
         choose(&facts).map_err(|why| format!("{why}. {}", why.next_step()))
@@ -343,7 +346,10 @@ mod tests {
             here[1].kept_bytes = here[1].download_bytes - (3 << 20);
         });
         let said = said.expect_err("refused");
-        assert!(said.starts_with("the CUDA library libcurand.so.10 is missing; `hearth setup-gpu` fetches it (3 MiB)."), "{said}");
+        assert!(
+            said.starts_with("the CUDA library libcurand.so.10 is missing; `hearth setup-gpu` fetches it (3 MiB)."),
+            "{said}"
+        );
     }
 
     #[test]
@@ -352,7 +358,11 @@ mod tests {
             here[1].state = GpuPackageState::Damaged { reason: "libcurand.so.10 has 3 bytes instead of 4".into() };
         });
         let said = said.expect_err("refused");
-        assert!(said.starts_with("a CUDA library is damaged (libcurand.so.10 has 3 bytes instead of 4); `hearth setup-gpu`"));
+        assert!(
+            said.starts_with(
+                "a CUDA library is damaged (libcurand.so.10 has 3 bytes instead of 4); `hearth setup-gpu`"
+            )
+        );
     }
 
     #[test]

@@ -175,7 +175,8 @@ mod tests {
             assert_eq!(libraries.packages.len(), 2);
             for package in &libraries.packages {
                 let wheel = &package.wheel;
-                let is_sha256 = |text: &str| text.len() == 64 && text.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f'));
+                let is_sha256 =
+                    |text: &str| text.len() == 64 && text.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f'));
                 assert!(is_sha256(&wheel.sha256), "{wheel:?}");
                 let start = format!("{}-{}-", package.name.replace('-', "_"), package.version);
                 assert!(wheel.file.starts_with(&start) && wheel.file.ends_with(".whl"), "{}", wheel.file);

@@ -197,7 +197,9 @@ impl Machine {
 /// computer (on Windows the other one is copied to every computer a person of a company uses).
 fn folder() -> Option<PathBuf> {
     let home = std::env::var_os("HEARTH_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
-    Some(home.or_else(|| dirs::data_local_dir().map(|data| data.join("Hearth")))?.join("cuda"))
+    let folder = home.or_else(|| dirs::data_local_dir().map(|data| data.join("Hearth")))?.join("cuda");
+    // The loader of a process in another folder has to find it too.
+    std::path::absolute(folder).ok()
 }
 
 #[cfg(test)]

@@ -265,7 +265,10 @@ fn a_package_is_fetched_compared_and_unpacked_and_only_what_was_asked_for() {
     for phase in [GpuSetupPhase::Fetch, GpuSetupPhase::Compare, GpuSetupPhase::Unpack] {
         assert!(phases.contains(&phase), "{phase:?} is not among {phases:?}");
     }
-    assert!(heard.iter().all(|news| news.package == "nvidia-first" && news.done_bytes <= news.total_bytes), "{heard:?}");
+    assert!(
+        heard.iter().all(|news| news.package == "nvidia-first" && news.done_bytes <= news.total_bytes),
+        "{heard:?}"
+    );
     let fetched = heard.iter().rev().find(|news| news.phase == GpuSetupPhase::Fetch).expect("said");
     assert_eq!((fetched.done_bytes, fetched.total_bytes), (scene.archive.len() as u64, scene.archive.len() as u64));
 
@@ -279,7 +282,12 @@ fn a_download_that_breaks_off_goes_on_behind_what_came() {
     let scene = Scene::new();
     let server = Server::new(
         &scene.archive,
-        &[Behaviour::BreaksOffAfter(100_000), Behaviour::Says(503), Behaviour::BreaksOffAfter(50_000), Behaviour::Serves],
+        &[
+            Behaviour::BreaksOffAfter(100_000),
+            Behaviour::Says(503),
+            Behaviour::BreaksOffAfter(50_000),
+            Behaviour::Serves,
+        ],
     );
     let heard = scene.from(&server).run().expect("fetched in the end");
     assert_eq!(scene.look(Look::Full), GpuPackageState::Fetched { folder: scene.package() });
@@ -573,7 +581,8 @@ fn an_engine_that_does_not_start_says_why_and_the_processor_is_taken() {
         CardEngine { program: program.clone(), folders: vec![folder.path().into()] }.try_out().map(drop)
     };
     assert_eq!(tried("case $LD_LIBRARY_PATH in */我的*) exit 0;; esac; exit 1"), Ok(()));
-    let why = tried("echo 'hearth-cuda: libcublas.so.13: cannot open shared object file' >&2; exit 127").expect_err("no");
+    let why =
+        tried("echo 'hearth-cuda: libcublas.so.13: cannot open shared object file' >&2; exit 127").expect_err("no");
     assert_eq!(why.reason(), GpuSetupReason::DoesNotStart);
     assert!(why.to_string().contains("127") && why.to_string().contains("cannot open shared object file"), "{why}");
 }
