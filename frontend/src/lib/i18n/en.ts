@@ -243,6 +243,9 @@ export const en = {
     undo: "Undo",
   },
   gpu: {
+    fromFolder: "From a folder…",
+    mirror: "Mirror",
+    mirrorExample: "https://pypi.example.org/packages",
     fetchTitle: "Fetching NVIDIA’s libraries",
     starting: "Starting.",
     fetching: (what: string) => `Fetching ${what}`,
@@ -728,6 +731,8 @@ export const en = {
     temperature: "Temperature",
     power: "Power",
     limitWord: "limit",
+    poolUsed: "pool, in tensors",
+    poolReserved: "pool, taken",
     wholeCard: "whole card",
     heldBy: (what: string) => `clocks held down by ${what}`,
     throttles: {

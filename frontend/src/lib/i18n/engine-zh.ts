@@ -1,7 +1,3 @@
-import type { GpuSetup } from "$lib/bindings/GpuSetup";
-import type { GpuSetupReason } from "$lib/bindings/GpuSetupReason";
-import type { Formatter } from "$lib/format";
-
 /** How the search for NVIDIA cards ended. */
 export const zhCardOutcomes: Record<string, readonly [string, string]> = {
   driver_mismatch: ["NVIDIA 驱动与已安装的库版本不一致。", "重新启动电脑。"],
@@ -10,6 +6,19 @@ export const zhCardOutcomes: Record<string, readonly [string, string]> = {
   no_report: ["驱动没有给出可读的回答。", ""],
   timed_out: ["驱动没有及时回答。", "稍后重新检查。"],
   absent: ["没有安装 NVIDIA 驱动。", ""],
+};
+
+/** Why runs train on the processor, and what to do, by the reason of the card's setup. */
+export const zhGpuReasons: Record<string, readonly [string, string]> = {
+  ready: ["运行会在显卡上训练。", ""],
+  by_hand: ["运行会在处理器上训练：HEARTH_ENGINE 设为 processor。", "从环境变量中去掉 HEARTH_ENGINE 即可使用显卡。"],
+  no_card: ["运行会在处理器上训练：没有可用的显卡。", ""],
+  old_card: ["运行会在处理器上训练：显卡太旧。", "支持 RTX 30 系列及更新的显卡。"],
+  old_driver: ["运行会在处理器上训练：NVIDIA 驱动太旧。", "安装最新的 NVIDIA 驱动，重新启动电脑，然后重新检查。"],
+  no_engine: ["运行会在处理器上训练：这个安装没有显卡引擎 hearth-cuda。", "安装带有 hearth-cuda 的 Hearth。"],
+  no_libraries: ["运行会在处理器上训练：缺少 CUDA 运行库。", "点击下载，或运行 hearth setup-gpu。"],
+  damaged_libraries: ["运行会在处理器上训练：CUDA 运行库已损坏。", "重新下载，或运行 hearth setup-gpu。"],
+  does_not_start: ["运行会在处理器上训练：显卡引擎 hearth-cuda 无法启动。", "运行 hearth setup-gpu --check 检查每个运行库。"],
 };
 
 /** Codes of errors and of advice on the hardware: what is so, what to do. A code that is not here is shown in the engine's words. */
@@ -55,6 +64,19 @@ export const zhErrors: Record<string, readonly [string, string]> = {
   "run.nothing_to_learn": ["没有可以学习的内容。", "查看数据页的预览。"],
   "run.does_not_fit": ["这个运行放不下。", "按方案页的建议修改。"],
   "run.not_finite": ["损失变成了无效数值，训练已停止。", "降低学习率后恢复。"],
+  "gpu.platform": ["NVIDIA 没有为这个系统发布运行库。", "在这里，运行会在处理器上训练。"],
+  "gpu.no_folder": ["这个用户没有存放程序数据的文件夹。", "把 HEARTH_HOME 设为一个可以写入的文件夹。"],
+  "gpu.busy": ["另一个进程正在下载运行库。", "等它结束，或先停止它。已下载的部分会保留。"],
+  "gpu.disk_too_small": ["磁盘空间不足以存放运行库。", "腾出空间，或把 HEARTH_HOME 设到另一块磁盘。"],
+  "gpu.disk_full": ["磁盘已满。", "腾出空间后重试，已下载的部分会保留。"],
+  "gpu.unreachable": ["无法连接到下载地址。", "检查网络后重试，已下载的部分会保留。也可以选择镜像，或从文件夹安装。"],
+  "gpu.refused": ["服务器没有这个文件。", "选择另一个镜像。"],
+  "gpu.wrong_size": ["得到的不是所要的文件。", "检查网络和镜像，然后重试。"],
+  "gpu.wrong_bytes": ["文件与 NVIDIA 发布的不一致，没有保留。", "重试，或选择另一个镜像。"],
+  "gpu.not_in_folder": ["文件夹里没有所需的安装包。", "把同名的安装包放进这个文件夹。"],
+  "gpu.archive": ["安装包无法解压。", ""],
+  "gpu.io": ["文件无法读写。", "检查文件夹是否可写，以及是否有运行正在使用显卡。"],
+  "gpu.cancelled": ["已停止，已下载的部分会保留。", "再次开始会从中断处继续。"],
   "window.preset_name": ["这个名称不能使用。", "名称不能为空，最多 80 个字符。"],
   "window.engine_missing": ["找不到引擎程序 hearth。", "重新安装 Hearth，或设置 HEARTH_ENGINE。"],
   "window.engine_ended": ["引擎意外结束。", "重试一次。"],
@@ -214,35 +236,4 @@ export const zhPaces: Record<string, string> = {
   "paused governor.heat": "显卡过热，暂停，冷却后继续。",
   "slowed governor.heat": "显卡温度达到上限，在小批次之间休息。",
   "slowed governor.power": "功耗达到上限，在小批次之间休息。",
-};
-
-/** What a person would want to know of the card before a run: what is so, what to do. The values stand in the rows beside it. */
-export const zhAdvice: Record<string, readonly [string, string]> = {
-  "hardware.old_driver": ["NVIDIA 驱动太旧，不能运行此引擎的 CUDA 13。", "安装新的 NVIDIA 驱动。在此之前在处理器上训练。"],
-  "hardware.mig_empty": ["显卡已设为分割（MIG），但没有任何一份，无法计算。", "请管理员划分，或关闭 MIG。"],
-  "hardware.mig": ["显卡已分割（MIG），运行使用其中一份。", "无需处理：方案按这一份制定。关闭 MIG 可使用整张卡。"],
-  "hardware.hot": ["显卡在开始前就很热，或正因过热而降频。", "清理风扇灰尘，保证通风；看看是哪个程序在使用它。"],
-  "hardware.battery": ["笔记本正在使用电池：显卡只有一部分功率，电量也可能不够。", "开始前接通电源。"],
-  "hardware.memory_taken": ["其他程序占用了不少显存。", "关闭不需要的程序：方案只计算空闲的部分。"],
-  "hardware.display": ["显示器接在这张卡上：桌面会占用显存，训练时反应较慢。", "如果电脑有别的显示输出，把显示器接到那里。"],
-  "hardware.narrow_link": ["显卡没有用上全部 PCIe 通道。", "只有放在内存里的部分会变慢。试试离处理器最近的插槽，不用转接线。"],
-  "hardware.old_slot": ["插槽的 PCIe 代数低于显卡支持的代数。", "只有放在内存里的部分会变慢。看看固件设置是否限制了插槽。"],
-  "hardware.low_power": ["显卡的功耗上限被调低了。", "如果不是有意的，请调高上限，或选择笔记本的性能模式。"],
-};
-
-/** Why runs train on the processor. */
-export const zhGpu: Partial<Record<GpuSetupReason, (setup: GpuSetup, f: Formatter) => readonly [string, string]>> = {
-  by_hand: () => ["已通过 HEARTH_ENGINE 指定在处理器上训练。", "删除该环境变量即可使用显卡。"],
-  old_card: (setup) => [`${setup.card ?? "这张显卡"} 太旧，此引擎不支持。`, "需要 RTX 30 系列或更新的显卡。"],
-  old_driver: (setup) => [
-    `找到驱动 ${setup.driver ?? "–"}，需要 ${setup.least_driver} 或更新。`,
-    "安装新的 NVIDIA 驱动。在此之前在处理器上训练。",
-  ],
-  no_engine: () => ["此安装没有显卡引擎（hearth-cuda）。", ""],
-  no_libraries: (setup, f) => [
-    "显卡可以使用，只缺少 NVIDIA 的计算库。",
-    `只需下载一次（${f.file(setup.fetch_bytes)}），可随时取消并继续。`,
-  ],
-  damaged_libraries: () => ["NVIDIA 的计算库已损坏。", "重新下载即可。"],
-  does_not_start: () => ["显卡引擎无法启动。", "重新安装 NVIDIA 驱动，或重新下载计算库。"],
 };

@@ -15,12 +15,11 @@ import type { Formatter, Lang } from "$lib/format";
 import type { Note } from "$lib/stores/run-state";
 
 import {
-  zhAdvice,
   zhCardOutcomes,
   zhChanges,
   zhChecks,
   zhErrors,
-  zhGpu,
+  zhGpuReasons,
   zhItems,
   zhPaces,
   zhPhrases,
@@ -165,13 +164,13 @@ export function cardReport(report: CardReport, lang: Lang): [string, string] {
 
 /** Something worth knowing about the computer: what is so, and what can be done. */
 export function adviceWords(advice: Advice, lang: Lang): [string, string] {
-  const known = lang === "zh" ? zhAdvice[advice.code] : undefined;
+  const known = lang === "zh" ? zhErrors[advice.code] : undefined;
   return known === undefined ? [advice.message, advice.next_step] : [known[0], known[1]];
 }
 
 /** Why runs train on the processor though there is a card, and what can be done. */
-export function gpuWords(setup: GpuSetup, lang: Lang, f: Formatter): [string, string] {
-  const known = lang === "zh" ? zhGpu[setup.reason]?.(setup, f) : undefined;
+export function gpuWords(setup: GpuSetup, lang: Lang): [string, string] {
+  const known = lang === "zh" ? zhGpuReasons[setup.reason] : undefined;
   return known === undefined ? [setup.message, setup.next_step] : [known[0], known[1]];
 }
 

@@ -242,6 +242,9 @@ export const zh: Dictionary = {
     undo: "撤销",
   },
   gpu: {
+    fromFolder: "从文件夹…",
+    mirror: "镜像",
+    mirrorExample: "https://pypi.example.org/packages",
     fetchTitle: "正在下载 NVIDIA 的库",
     starting: "正在开始。",
     fetching: (what) => `正在下载 ${what}`,
@@ -718,6 +721,8 @@ export const zh: Dictionary = {
     temperature: "温度",
     power: "功耗",
     limitWord: "上限",
+    poolUsed: "内存池，张量",
+    poolReserved: "内存池，已占",
     wholeCard: "整张卡",
     heldBy: (what) => `频率受限于${what}`,
     throttles: {

@@ -386,6 +386,7 @@ export function events(until: number, end: "none" | "finished" | "failed", onCar
           planned_bytes: 1.31 * GIB,
           used_bytes: (1.24 + noise(step * 11) * 0.01) * GIB,
           peak_bytes: (1.27 + Math.min(step, 60) * 0.0003) * GIB,
+          pool: onCard ? { used_bytes: 0.61 * GIB, reserved_bytes: 0.68 * GIB } : null,
         },
         card: onCard ? reading(step) : null,
       },

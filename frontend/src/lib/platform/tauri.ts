@@ -20,8 +20,8 @@ async function stream<Line>(
 export const tauri: Platform = {
   defaults: () => invoke("defaults"),
   hardware: () => invoke("hardware"),
-  gpuSetup: () => invoke("gpu_setup"),
-  fetchGpuLibraries: (onMessage) => stream("fetch_gpu_libraries", {}, onMessage),
+  gpuSetup: () => invoke("gpu_setup", { thorough: false }),
+  fetchGpuLibraries: (origin, onMessage) => stream("fetch_gpu_libraries", { origin }, onMessage),
   profiles: (here) => invoke("profiles", { here }),
   saveCard: (figures, here) => invoke("save_card", { figures, here }),
   deleteCard: (name, here) => invoke("delete_card", { name, here }),

@@ -155,6 +155,12 @@ export interface ExportRequest {
 export type ExportLine =
   { progress: { phase: string; done: number; total: number } } | { path: string; step: number; notes: string[]; proof: Proof } | { error: unknown };
 
+/** Where NVIDIA's packages come from: a mirror of the package index, a folder, or where both are null the index itself. */
+export interface GpuOrigin {
+  mirror: string | null;
+  folder: string | null;
+}
+
 /** Lines of `setup-gpu`: how far it is, then how this computer stands. */
 export type GpuSetupLine = { progress: GpuSetupProgress } | GpuSetup | { error: unknown };
 
@@ -168,7 +174,7 @@ export interface Platform {
   /** What runs train on here, and what is missing for a card. */
   gpuSetup(): Promise<GpuSetup>;
   /** Fetches NVIDIA's libraries; closing the stream keeps what was fetched, and the next call goes on behind it. */
-  fetchGpuLibraries(onMessage: (message: StreamMessage<GpuSetupLine>) => void): Promise<Stream>;
+  fetchGpuLibraries(origin: GpuOrigin, onMessage: (message: StreamMessage<GpuSetupLine>) => void): Promise<Stream>;
   /** Known cards, each as if it were in this computer. */
   profiles(here: Hardware): Promise<Profile[]>;
   /** Keeps a described card, in place of the own one of that name; answers with all cards. */

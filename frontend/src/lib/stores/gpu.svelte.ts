@@ -2,7 +2,7 @@ import type { ErrorReport } from "$lib/bindings/ErrorReport";
 import type { GpuSetup } from "$lib/bindings/GpuSetup";
 import type { GpuSetupProgress } from "$lib/bindings/GpuSetupProgress";
 import { toReport } from "$lib/errors";
-import { platform, type GpuSetupLine, type Stream, type StreamMessage } from "$lib/platform";
+import { platform, type GpuOrigin, type GpuSetupLine, type Stream, type StreamMessage } from "$lib/platform";
 
 import { card } from "./card.svelte";
 
@@ -11,6 +11,8 @@ class GpuStore {
   setup = $state.raw<GpuSetup | null>(null);
   progress = $state.raw<GpuSetupProgress | null>(null);
   fetching = $state(false);
+  /** Address of a mirror of the package index; empty for the index itself. */
+  mirror = $state("");
   error = $state.raw<ErrorReport | null>(null);
   #stream: Stream | null = null;
 
@@ -32,13 +34,13 @@ class GpuStore {
     }
   }
 
-  async fetch(): Promise<void> {
+  async fetch(origin: GpuOrigin = { mirror: this.mirror.trim() || null, folder: null }): Promise<void> {
     if (this.fetching) return;
     this.fetching = true;
     this.progress = null;
     this.error = null;
     try {
-      this.#stream = await platform.fetchGpuLibraries((message) => this.#take(message));
+      this.#stream = await platform.fetchGpuLibraries(origin, (message) => this.#take(message));
     } catch (error) {
       this.error = toReport(error);
       this.fetching = false;

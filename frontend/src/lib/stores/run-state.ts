@@ -21,6 +21,9 @@ export interface StepColumns {
   plannedBytes: number[];
   timeMs: number[];
   nTokens: number[];
+  /** Of the pool that tensors on a card are from: in tensors, and taken of the card. */
+  poolUsedBytes: number[];
+  poolReservedBytes: number[];
   /** Of the card at the end of the step; NaN where its driver does not say it, or there is no card. */
   cardUsedBytes: number[];
   utilisation: number[];
@@ -106,6 +109,8 @@ export function emptyRun(): RunState {
       plannedBytes: [],
       timeMs: [],
       nTokens: [],
+      poolUsedBytes: [],
+      poolReservedBytes: [],
       cardUsedBytes: [],
       utilisation: [],
       temperatureC: [],
@@ -173,6 +178,8 @@ function applyOne(state: RunState, line: EventLine): void {
       columns.plannedBytes.push(line.memory.planned_bytes);
       columns.timeMs.push(line.time_ms);
       columns.nTokens.push(line.n_tokens);
+      columns.poolUsedBytes.push(float(line.memory.pool?.used_bytes));
+      columns.poolReservedBytes.push(float(line.memory.pool?.reserved_bytes));
       const reading = line.card ?? null;
       columns.cardUsedBytes.push(float(reading?.used_bytes));
       columns.utilisation.push(float(reading?.utilisation));
