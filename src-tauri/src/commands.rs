@@ -11,7 +11,7 @@ use hearth_engine::data::DataStats;
 use hearth_engine::error::Explain;
 use hearth_engine::event::{EventLine, TrainEvent};
 use hearth_engine::gpu_setup::GpuSetup;
-use hearth_engine::hardware::{self, Hardware};
+use hearth_engine::hardware::Hardware;
 use hearth_engine::model::ModelShape;
 use hearth_engine::plan::{self, Plan};
 use hearth_engine::run::{self, Inspection, RunFolder, RunSummary};
@@ -145,26 +145,6 @@ pub(crate) fn fetch_gpu_libraries(
     streams.start(engine::command(origin.arguments())?, sink(channel))
 }
 
-/// A card that can be planned for without being in the machine.
-#[derive(Debug, Serialize)]
-pub(crate) struct Profile {
-    id: String,
-    name: String,
-    hardware: Hardware,
-}
-
-/// The bundled cards, each put into the computer that is there.
-#[tauri::command]
-pub(crate) fn profiles(here: Hardware) -> Vec<Profile> {
-    let with_card = hardware::profiles().iter().filter(|profile| profile.card.is_some());
-    let put = |profile: &hardware::Profile| Profile {
-        id: profile.id.clone(),
-        name: profile.name.clone(),
-        hardware: profile.in_computer(&here),
-    };
-    with_card.map(put).collect()
-}
-
 /// Which examples of which file, through which model.
 #[derive(Debug, Deserialize)]
 pub(crate) struct InspectRequest {
@@ -208,10 +188,10 @@ pub(crate) async fn inspect_model(model: PathBuf) -> Answer<Inspection> {
 /// Everything a plan follows from; all of it values, so every slider is answered without a process.
 #[derive(Debug, Deserialize)]
 pub(crate) struct PlanRequest {
-    config: RunConfig,
-    shape: ModelShape,
-    stats: DataStats,
-    hardware: Hardware,
+    pub(crate) config: RunConfig,
+    pub(crate) shape: ModelShape,
+    pub(crate) stats: DataStats,
+    pub(crate) hardware: Hardware,
 }
 
 #[tauri::command]
@@ -518,7 +498,7 @@ mod tests {
         let mut commands: Vec<String> = main
             .lines()
             .filter_map(|line| line.trim().strip_suffix(',')?.split_once("::"))
-            .filter(|(module, _)| ["commands", "models", "presets"].contains(module))
+            .filter(|(module, _)| ["cards", "commands", "models", "presets"].contains(module))
             .map(|(_, name)| format!("allow-{}", name.replace('_', "-")))
             .collect();
         commands.sort();

@@ -3,6 +3,7 @@
 
 #![cfg_attr(not(debug_assertions), windows_subsystem = "windows")]
 
+mod cards;
 mod commands;
 mod drops;
 mod engine;
@@ -41,6 +42,11 @@ fn main() -> ExitCode {
         })
         .on_window_event(drops::on_window_event)
         .invoke_handler(tauri::generate_handler![
+            cards::delete_card,
+            cards::export_card,
+            cards::import_card,
+            cards::profiles,
+            cards::save_card,
             commands::close_stream,
             commands::control_run,
             commands::defaults,
@@ -54,7 +60,6 @@ fn main() -> ExitCode {
             commands::open_path,
             commands::pick_path,
             commands::plan,
-            commands::profiles,
             commands::resume_run,
             commands::reveal_path,
             commands::run_curve,
@@ -65,6 +70,8 @@ fn main() -> ExitCode {
             commands::watch_drops,
             commands::watch_run,
             commands::write_report,
+            models::card_table,
+            models::largest,
             models::model_fits,
             presets::delete_preset,
             presets::list_presets,

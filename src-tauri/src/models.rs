@@ -1,21 +1,16 @@
-//! Published models and what training each takes on a card, so that one can be chosen before anything is downloaded.
-
-use std::iter;
+//! Published models and what training each takes: on one card, on every card, and how far a card goes at most.
 
 use hearth_engine::config::{BaseFormat, Recompute, RunConfig};
 use hearth_engine::data::DataStats;
 use hearth_engine::error::{ErrorReport, Explain};
-use hearth_engine::hardware::Hardware;
-use hearth_engine::model::{Catalogue, CatalogueModel};
-use hearth_engine::plan;
+use hearth_engine::hardware::{self, CardStore, Hardware};
+use hearth_engine::model::{Catalogue, CatalogueModel, ModelShape};
+use hearth_engine::plan::{self, CardTable, Largest};
+use hearth_engine::run;
 use serde::{Deserialize, Serialize};
 
-use crate::commands::aside;
+use crate::commands::{PlanRequest, aside};
 use crate::engine::Answer;
-
-/// Examples where none are chosen, and the tokens of each unless the model's limit is below.
-const ASSUMED_EXAMPLES: usize = 1000;
-const ASSUMED_TOKENS: usize = 2048;
 
 /// What is asked of every model: the draft's wishes, the examples where there are any, and the computer.
 #[derive(Debug, Deserialize)]
@@ -64,7 +59,7 @@ pub(crate) async fn model_fits(request: FitsRequest) -> Answer<Vec<ModelFit>> {
 }
 
 fn model_fit(model: &CatalogueModel, request: &FitsRequest) -> ModelFit {
-    let data = request.stats.clone().unwrap_or_else(|| assumed(model));
+    let data = examples(request.stats.as_ref(), &model.shape);
     let planned = plan::plan(&model.shape, &data, &request.config, &request.hardware);
     let (fit, refused) = match planned {
         Ok(plan) => {
@@ -96,9 +91,56 @@ fn model_fit(model: &CatalogueModel, request: &FitsRequest) -> ModelFit {
     }
 }
 
-fn assumed(model: &CatalogueModel) -> DataStats {
-    let length = ASSUMED_TOKENS.min(model.shape.max_positions);
-    DataStats::of(iter::repeat_n((length, length), ASSUMED_EXAMPLES))
+/// The chosen examples, else assumed ones.
+fn examples(stats: Option<&DataStats>, shape: &ModelShape) -> DataStats {
+    let assumed = || plan::assumed_examples(plan::ASSUMED_LENGTH.min(shape.max_positions));
+    stats.cloned().unwrap_or_else(assumed)
+}
+
+/// What is asked of every model on every card.
+#[derive(Debug, Deserialize)]
+pub(crate) struct CardTableRequest {
+    config: RunConfig,
+    stats: Option<DataStats>,
+}
+
+/// Every model of the catalogue on every card, own ones first.
+#[tauri::command]
+pub(crate) async fn card_table(request: CardTableRequest) -> Answer<CardTable> {
+    aside(move || {
+        let own = CardStore::new(&run::home()).profiles().map_err(|e| e.report())?;
+        let with_card = own.iter().chain(hardware::profiles()).filter(|profile| profile.card.is_some());
+        let models: Vec<&CatalogueModel> = Catalogue::bundled().models.iter().collect();
+        let data = |shape: &ModelShape| examples(request.stats.as_ref(), shape);
+        Ok(plan::card_table(&models, &with_card.collect::<Vec<_>>(), &data, &request.config))
+    })
+    .await
+}
+
+/// The longest text, the largest rank, the most sequences at once and the largest published model that fit. What cannot be had at
+/// all is left out; all of it missing is an error.
+#[tauri::command]
+pub(crate) async fn largest(request: PlanRequest) -> Answer<Vec<Largest>> {
+    aside(move || {
+        let PlanRequest { config, shape, stats, hardware } = request;
+        let data = |_: &ModelShape| stats.clone();
+        let answers = [
+            plan::longest(&shape, &config, &hardware).map(Some),
+            plan::largest_rank(&shape, &stats, &config, &hardware).map(Some),
+            plan::largest_micro_batch(&shape, &stats, &config, &hardware).map(Some),
+            plan::largest_model(&Catalogue::bundled().models, &data, &config, &hardware),
+        ];
+        let mut found = Vec::new();
+        let mut refused = None;
+        for answer in answers {
+            match answer {
+                Ok(largest) => found.extend(largest),
+                Err(error) => refused = refused.or(Some(error.report())),
+            }
+        }
+        refused.filter(|_| found.is_empty()).map_or(Ok(found), Err)
+    })
+    .await
 }
 
 #[cfg(test)]

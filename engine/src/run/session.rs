@@ -20,7 +20,7 @@ use crate::error::Explain;
 use crate::event::{FinishReason, TrainEvent};
 use crate::format;
 use crate::generate::{GenerateOptions, Generator};
-use crate::hardware::{self, Hardware, TrainOn};
+use crate::hardware::{self, Hardware};
 use crate::model::{Adapter, Model, ModelSource};
 use crate::plan;
 use crate::step::{self, Trainer};
