@@ -1,5 +1,5 @@
-//! Models for tests, Hugging Face folders of the Llama family with a byte-level tokenizer and a chat template: one small
-//! enough to train, with random weights, and one of a real size to plan for, whose weights are a hole in a file.
+//! Models for tests, Hugging Face folders of the Llama family with a byte-level tokenizer and a chat template: small enough
+//! to train, with random weights, or of a real size to plan for, whose weights are a hole in a file.
 
 use std::{
     collections::HashMap,
@@ -12,92 +12,53 @@ use rand::{Rng, SeedableRng};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::{Map, Value, json};
 
-/// Width of the tiny model's residual stream.
+/// Width of the residual stream.
 pub const HIDDEN: usize = 64;
+const N_HEADS: usize = 4;
+const N_KV_HEADS: usize = 2;
 const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
-
-/// What the sizes of all weights follow from; the embedding is the output head, too.
-struct Size {
-    hidden: usize,
-    n_layers: usize,
-    n_heads: usize,
-    n_kv_heads: usize,
-    ffn: usize,
-    vocabulary: usize,
-    max_positions: usize,
-}
-
-const TINY: Size = Size {
-    hidden: HIDDEN,
-    n_layers: 2,
-    n_heads: 4,
-    n_kv_heads: 2,
-    ffn: 160,
-    vocabulary: 256 + SPECIAL.len(),
-    max_positions: 2048,
-};
-
-/// That of Llama 3.2 1B.
-const REAL: Size = Size {
-    hidden: 2048,
-    n_layers: 16,
-    n_heads: 32,
-    n_kv_heads: 8,
-    ffn: 8192,
-    vocabulary: 128_256,
-    max_positions: 8192,
-};
-
-impl Size {
-    fn head_dim(&self) -> usize {
-        self.hidden / self.n_heads
-    }
-
-    /// Every weight's name and shape, in the order of the model.
-    fn weights(&self) -> Vec<(String, Vec<usize>)> {
-        let &Size { hidden, ffn, .. } = self;
-        let (q, kv) = (self.n_heads * self.head_dim(), self.n_kv_heads * self.head_dim());
-        let mut weights = vec![("model.embed_tokens.weight".to_owned(), vec![self.vocabulary, hidden])];
-        for layer in 0..self.n_layers {
-            let of_layer = [
-                ("input_layernorm", vec![hidden]),
-                ("self_attn.q_proj", vec![q, hidden]),
-                ("self_attn.k_proj", vec![kv, hidden]),
-                ("self_attn.v_proj", vec![kv, hidden]),
-                ("self_attn.o_proj", vec![hidden, q]),
-                ("post_attention_layernorm", vec![hidden]),
-                ("mlp.gate_proj", vec![ffn, hidden]),
-                ("mlp.up_proj", vec![ffn, hidden]),
-                ("mlp.down_proj", vec![hidden, ffn]),
-            ];
-            weights.extend(of_layer.map(|(name, shape)| (format!("model.layers.{layer}.{name}.weight"), shape)));
-        }
-        weights.push(("model.norm.weight".into(), vec![hidden]));
-        weights
-    }
-}
+const VOCABULARY: usize = 256 + SPECIAL.len();
 
 /// ChatML, without a default system message.
 const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + \
                         '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}\
                         {% endif %}";
 
-/// Writes the folder of the tiny model; the same bytes for the same seed.
-pub fn write(folder: &Path, seed: u64) -> std::io::Result<()> {
-    write_but_weights(folder, &TINY, "float32")?;
-    write_weights(&folder.join("model.safetensors"), seed)
+/// How large a model is.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Width of the residual stream, a multiple of 16.
+    pub hidden: usize,
+    /// Width of the feed-forward layer.
+    pub ffn: usize,
+    /// Blocks.
+    pub n_layers: usize,
 }
 
-/// Writes the folder of a model of a real size that can be looked at and planned for, not trained: its weights are a
-/// hole in the file, which takes no room on the disk.
-pub fn write_hollow(folder: &Path) -> std::io::Result<()> {
-    write_but_weights(folder, &REAL, "float16")?;
+/// As small as can be.
+pub const TINY: Size = Size { hidden: HIDDEN, ffn: 160, n_layers: 2 };
+
+/// Writes the folder of a [`TINY`] model; the same bytes for the same seed.
+pub fn write(folder: &Path, seed: u64) -> std::io::Result<()> {
+    write_sized(folder, seed, TINY)
+}
+
+/// Writes the folder of a model of this size; the same bytes for the same seed.
+pub fn write_sized(folder: &Path, seed: u64, size: Size) -> std::io::Result<()> {
+    write_but_weights(folder, size)?;
+    write_weights(&folder.join("model.safetensors"), seed, size)
+}
+
+/// Writes the folder of a model of this size that can be looked at and planned for, not trained: its weights are a hole in
+/// the file, which takes no room on the disk.
+pub fn write_hollow(folder: &Path, size: Size) -> std::io::Result<()> {
+    write_but_weights(folder, size)?;
     let mut header = Map::new();
     let mut end = 0;
-    for (name, shape) in REAL.weights() {
+    for (name, shape) in weights(size) {
         let start = end;
-        end += 2 * shape.iter().product::<usize>();
-        header.insert(name, json!({ "dtype": "F16", "shape": shape, "data_offsets": [start, end] }));
+        end += size_of::<f32>() * shape.iter().product::<usize>();
+        header.insert(name, json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, end] }));
     }
     let header = serde_json::to_vec(&header)?;
     let mut file = File::create(folder.join("model.safetensors"))?;
@@ -106,7 +67,7 @@ pub fn write_hollow(folder: &Path) -> std::io::Result<()> {
     file.set_len((8 + header.len() + end) as u64)
 }
 
-fn write_but_weights(folder: &Path, size: &Size, dtype: &str) -> std::io::Result<()> {
+fn write_but_weights(folder: &Path, size: Size) -> std::io::Result<()> {
     fs::create_dir_all(folder)?;
     let config = json!({
         "architectures": ["LlamaForCausalLM"],
@@ -115,28 +76,28 @@ fn write_but_weights(folder: &Path, size: &Size, dtype: &str) -> std::io::Result
         "hidden_size": size.hidden,
         "intermediate_size": size.ffn,
         "num_hidden_layers": size.n_layers,
-        "num_attention_heads": size.n_heads,
-        "num_key_value_heads": size.n_kv_heads,
-        "head_dim": size.head_dim(),
-        "max_position_embeddings": size.max_positions,
+        "num_attention_heads": N_HEADS,
+        "num_key_value_heads": N_KV_HEADS,
+        "head_dim": size.hidden / N_HEADS,
+        "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "rope_scaling": null,
         "attention_bias": false,
         "mlp_bias": false,
         "tie_word_embeddings": true,
-        "vocab_size": size.vocabulary,
+        "vocab_size": VOCABULARY,
         "bos_token_id": 256,
         "eos_token_id": 258,
         "pad_token_id": 256,
-        "torch_dtype": dtype
+        "torch_dtype": "float32"
     });
     write_json(&folder.join("config.json"), &config)?;
     let generation = json!({ "bos_token_id": 256, "eos_token_id": 258, "pad_token_id": 256 });
     write_json(&folder.join("generation_config.json"), &generation)?;
     let tokenizer_config = json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": size.max_positions,
+        "model_max_length": 2048,
         "clean_up_tokenization_spaces": false,
         "add_bos_token": false,
         "bos_token": SPECIAL[0],
@@ -196,10 +157,31 @@ fn letter_of(byte: u8) -> char {
     char::from_u32(0x100 + n_before as u32).expect("a letter of the Latin Extended blocks")
 }
 
-fn write_weights(path: &Path, seed: u64) -> std::io::Result<()> {
+/// Every weight's name and shape, in the order of the model.
+fn weights(Size { hidden, ffn, n_layers }: Size) -> Vec<(String, Vec<usize>)> {
+    let head_dim = hidden / N_HEADS;
+    let mut shapes = vec![("model.embed_tokens.weight".to_owned(), vec![VOCABULARY, hidden])];
+    for layer in 0..n_layers {
+        let shape_of = [
+            ("input_layernorm", vec![hidden]),
+            ("self_attn.q_proj", vec![N_HEADS * head_dim, hidden]),
+            ("self_attn.k_proj", vec![N_KV_HEADS * head_dim, hidden]),
+            ("self_attn.v_proj", vec![N_KV_HEADS * head_dim, hidden]),
+            ("self_attn.o_proj", vec![hidden, N_HEADS * head_dim]),
+            ("post_attention_layernorm", vec![hidden]),
+            ("mlp.gate_proj", vec![ffn, hidden]),
+            ("mlp.up_proj", vec![ffn, hidden]),
+            ("mlp.down_proj", vec![hidden, ffn]),
+        ];
+        shapes.extend(shape_of.map(|(name, shape)| (format!("model.layers.{layer}.{name}.weight"), shape)));
+    }
+    shapes.push(("model.norm.weight".into(), vec![hidden]));
+    shapes
+}
+
+fn write_weights(path: &Path, seed: u64, size: Size) -> std::io::Result<()> {
     let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
-    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = TINY
-        .weights()
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = weights(size)
         .into_iter()
         .map(|(name, shape)| {
             let is_norm = shape.len() == 1;

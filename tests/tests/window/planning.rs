@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hearth_tests::tiny_model;
+use hearth_tests::tiny_model::{self, Size};
 use serde_json::json;
 use thirtyfour::Key;
 
@@ -12,6 +12,8 @@ use super::path_text;
 use super::studio::{Driver, LATER, Outcome, SOON, Studio};
 
 const KEPT: &str = "窗口 settings";
+/// So that sliders move figures that can be seen.
+const ONE_BILLION: Size = Size { hidden: 2048, ffn: 8192, n_layers: 16 };
 /// Work of the page for one change of a slider, in milliseconds: one frame.
 const MOST_PAGE_MS: f64 = 16.0;
 
@@ -24,7 +26,7 @@ struct Desk {
 impl Desk {
     fn new() -> Outcome<Self> {
         let desk = Self { folder: tempfile::Builder::new().prefix("hearth 方案 🔥 ").tempdir()? };
-        tiny_model::write_hollow(&desk.model())?;
+        tiny_model::write_hollow(&desk.model(), ONE_BILLION)?;
         let lines = (0..300_usize).map(|i| {
             let answer = format!("Answer {i}:{}", " and so on".repeat(i * i % 83));
             let turns =
@@ -40,7 +42,7 @@ impl Desk {
     }
 
     fn model(&self) -> PathBuf {
-        self.folder.path().join("一 B model")
+        self.folder.path().join("十亿 model")
     }
 
     fn data(&self) -> PathBuf {
