@@ -14,6 +14,7 @@ const COMMANDS: &[&str] = &[
     "export_card",
     "export_run",
     "fetch_gpu_libraries",
+    "govern_run",
     "gpu_setup",
     "hardware",
     "import_card",

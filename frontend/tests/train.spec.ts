@@ -34,6 +34,9 @@ test("a run that rests by itself says until when, and offers no button to contin
   await expect(at(page, "train-continue")).toHaveCount(0);
   await expect(at(page, "train-stop")).toBeEnabled();
   await shot(page, "5-train-resting", "en", "light");
+  await at(page, "train-overrule").click();
+  await expect(at(page, "train-state")).toHaveAttribute("data-state", "running");
+  await expect(at(page, "train-overrule")).toHaveCount(0);
 });
 
 test("a run on a card holds at the smallest window", async ({ page }) => {

@@ -245,6 +245,38 @@ pub(crate) async fn control_run(run: String, action: Control) -> Answer<()> {
     aside(move || engine::ask::<Value>(engine::command([action, &run])?, None).map(drop)).await
 }
 
+/// When a run rests or pauses by itself from now on.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Limits {
+    /// 0 leaves heat to the driver.
+    temperature_limit_c: f64,
+    power_limit_w: Option<f64>,
+    quiet_hours: Option<String>,
+    yield_to_others: bool,
+}
+
+impl Limits {
+    fn arguments(&self, run: &str) -> Vec<OsString> {
+        let power = self.power_limit_w.unwrap_or(0.0).to_string();
+        let quiet = self.quiet_hours.as_deref().unwrap_or("none");
+        let heat = self.temperature_limit_c.to_string();
+        let yields = self.yield_to_others.to_string();
+        let flags = [
+            ("--temperature-limit", heat.as_str()),
+            ("--power-limit", &power),
+            ("--quiet-hours", quiet),
+            ("--yield-to-others", &yields),
+        ];
+        let flags = flags.into_iter().flat_map(|(flag, value)| [flag, value]);
+        ["govern", run].into_iter().chain(flags).map(Into::into).collect()
+    }
+}
+
+#[tauri::command]
+pub(crate) async fn govern_run(run: String, limits: Limits) -> Answer<()> {
+    aside(move || engine::ask::<Value>(engine::command(limits.arguments(&run))?, None).map(drop)).await
+}
+
 #[tauri::command]
 pub(crate) async fn runs() -> Answer<Vec<RunSummary>> {
     aside(|| engine::ask(engine::command(["runs"])?, None)).await
@@ -473,6 +505,21 @@ mod tests {
         assert_eq!(arguments("hearth-studio --run demo-1").as_deref(), Some("demo-1"));
         assert_eq!(arguments("hearth-studio --run"), None);
         assert_eq!(arguments("hearth-studio"), None);
+    }
+
+    #[test]
+    fn limits_that_are_none_are_said_to_be_none() {
+        let limits =
+            |json: &str| serde_json::from_str::<Limits>(json).expect("limits").arguments("r-1").join(" ".as_ref());
+        let none =
+            r#"{"temperature_limit_c": 0, "power_limit_w": null, "quiet_hours": null, "yield_to_others": false}"#;
+        let said = "govern r-1 --temperature-limit 0 --power-limit 0 --quiet-hours none --yield-to-others false";
+        assert_eq!(limits(none), said);
+        let some = r#"{"temperature_limit_c": 80.5, "power_limit_w": 140, "quiet_hours": "22:00-07:00",
+                       "yield_to_others": true, "yield_bytes": 5}"#;
+        let said =
+            "govern r-1 --temperature-limit 80.5 --power-limit 140 --quiet-hours 22:00-07:00 --yield-to-others true";
+        assert_eq!(limits(some), said);
     }
 
     #[test]

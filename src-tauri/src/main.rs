@@ -52,6 +52,7 @@ fn main() -> ExitCode {
             commands::defaults,
             commands::export_run,
             commands::fetch_gpu_libraries,
+            commands::govern_run,
             commands::gpu_setup,
             commands::hardware,
             commands::inspect,

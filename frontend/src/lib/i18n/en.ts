@@ -747,6 +747,7 @@ export const en = {
     celsius: (c: string) => `${c} °C`,
     watts: (w: string) => `${w} W`,
     slowedLead: "Slowed down.",
+    goOn: "Go on now",
     heldLead: "Paused by itself.",
     stopKeeps: "Saves this step, then ends. The run can be used or resumed.",
   },

@@ -737,6 +737,7 @@ export const zh: Dictionary = {
     celsius: (c) => `${c} °C`,
     watts: (w) => `${w} W`,
     slowedLead: "已放慢。",
+    goOn: "立即继续",
     heldLead: "已自动暂停。",
     stopKeeps: "保存当前步后结束。之后可以使用或恢复。",
   },

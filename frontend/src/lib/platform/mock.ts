@@ -626,6 +626,14 @@ export function installMock(): void {
           else lines(send, [{ time_ms: START + 6e5, type: "phase", name: live.paused ? "pause" : "train" }]);
         }
         return null;
+      case "govern_run": {
+        const { quiet_hours } = args.limits as RunConfig["governor"];
+        const go = { type: "governor", pace: "full", code: "", message: "It goes on at full speed.", until_ms: null };
+        if (quiet_hours === null)
+          for (const send of channels.values())
+            lines(send, [go, { type: "phase", name: "train" }].map((e) => ({ time_ms: START + 6e5, ...e })));
+        return null;
+      }
       case "runs":
         return summaries();
       case "run_files":

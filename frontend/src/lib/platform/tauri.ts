@@ -39,6 +39,7 @@ export const tauri: Platform = {
   start: (config) => invoke("start_run", { config }),
   resume: (run) => invoke("resume_run", { run }),
   control: (run, action) => invoke("control_run", { run, action }),
+  govern: (run, limits) => invoke("govern_run", { run, limits }),
   runs: () => invoke("runs"),
   runFiles: (run) => invoke("run_files", { run }),
   curve: (run) => invoke("run_curve", { run }),

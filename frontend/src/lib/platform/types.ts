@@ -5,6 +5,7 @@ import type { CardTable } from "$lib/bindings/CardTable";
 import type { DataStats } from "$lib/bindings/DataStats";
 import type { ErrorReport } from "$lib/bindings/ErrorReport";
 import type { EventLine } from "$lib/bindings/EventLine";
+import type { GovernorConfig } from "$lib/bindings/GovernorConfig";
 import type { GpuSetup } from "$lib/bindings/GpuSetup";
 import type { GpuSetupProgress } from "$lib/bindings/GpuSetupProgress";
 import type { Hardware } from "$lib/bindings/Hardware";
@@ -202,6 +203,8 @@ export interface Platform {
   start(config: RunConfig): Promise<{ run_id: string; path: string }>;
   resume(run: string): Promise<void>;
   control(run: string, action: "pause" | "continue" | "stop"): Promise<void>;
+  /** When a run rests or pauses by itself from now on. */
+  govern(run: string, limits: GovernorConfig): Promise<void>;
   runs(): Promise<RunSummary[]>;
   runFiles(run: string): Promise<RunFiles>;
   /** The loss of a run in at most 120 points, for small curves; null is NaN. */
