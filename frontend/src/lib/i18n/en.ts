@@ -724,7 +724,6 @@ export const en = {
     notAsked: "not answered yet",
     same: "as wanted",
     warnings: "Notes of the run",
-    sameTraining: "The same sequences, in the same order, with the same weight: only computed with less memory.",
     card: "Card",
     cardNow: "now",
     utilisation: "Utilisation",

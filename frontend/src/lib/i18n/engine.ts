@@ -12,7 +12,7 @@ import type { Reason } from "$lib/bindings/Reason";
 import type { Remedy } from "$lib/bindings/Remedy";
 import type { Rung } from "$lib/bindings/Rung";
 import type { Formatter, Lang } from "$lib/format";
-import type { Note } from "$lib/stores/run-state";
+import type { Note, PaceNote } from "$lib/stores/run-state";
 
 import {
   zhCardOutcomes,
@@ -183,29 +183,33 @@ export function warningWords(warning: PlanWarning, lang: Lang): string {
   return lang === "zh" ? (zhWarnings[warning.code] ?? warning.message) : warning.message;
 }
 
-/** What a run said on its way. */
-export function noteWords(note: Note, lang: Lang, f: Formatter): string {
+/** Why a run is slower than it could be, or waits. */
+export function paceWords(note: PaceNote, lang: Lang, f: Formatter): string {
+  const known = lang === "zh" ? zhPaces[`${note.pace} ${note.code}`.trim()] : undefined;
+  if (known === undefined) return note.message;
+  return note.untilMs === null ? known : `${known}${f.clock(note.untilMs)} 继续。`;
+}
+
+/** What a run said on its way, and what follows from it. */
+export function noteWords(note: Note, lang: Lang, f: Formatter): [string, string] {
   switch (note.kind) {
     case "warning":
-      return note.message;
+      return [note.message, ""];
     case "rung":
-      return lang === "zh" ? zhRung(note.from, note.to) : note.words;
-    case "pace": {
-      const known = lang === "zh" ? zhPaces[`${note.pace} ${note.code}`.trim()] : undefined;
-      if (known === undefined) return note.message;
-      return note.untilMs === null ? known : `${known}${f.clock(note.untilMs)} 继续。`;
-    }
+      return lang === "zh" ? zhRung(note.from, note.to) : [note.reason, note.words];
+    case "pace":
+      return [paceWords(note, lang, f), ""];
   }
 }
 
-function zhRung(from: Rung, to: Rung): string {
+function zhRung(from: Rung, to: Rung): [string, string] {
   const changes: string[] = [];
   if (from.head_rows !== to.head_rows) changes.push(`输出层一次 ${to.head_rows} 行（原为 ${from.head_rows} 行）`);
   if (from.micro_batch !== to.micro_batch)
     changes.push(`一次 ${to.micro_batch} 条序列、每步 ${to.accumulation} 次（原为 ${from.micro_batch} × ${from.accumulation}）`);
   if (from.recompute !== to.recompute || from.n_layers_eased !== to.n_layers_eased)
     changes.push(`重算方式 ${to.recompute.toUpperCase()}（原为 ${from.recompute.toUpperCase()}）`);
-  return `显存不足，改为：${changes.join("；")}。每一步训练的内容不变。`;
+  return [`内存不足，此后：${changes.join("；")}。`, "每一步的序列、顺序和所学内容都不变，只影响用时。"];
 }
 
 /** Name of what the engine is doing. */

@@ -714,7 +714,6 @@ export const zh: Dictionary = {
     notAsked: "还没有回答",
     same: "与期望一致",
     warnings: "运行提示",
-    sameTraining: "序列、顺序和权重都相同：只是用更少的内存计算。",
     card: "显卡",
     cardNow: "当前",
     utilisation: "利用率",

@@ -354,8 +354,9 @@ export function events(until: number, end: "none" | "finished" | "failed", onCar
       push({
         type: "rung",
         step: step - 1,
-        reason: "1.2 GiB more were needed for the longest batch and 0.9 GiB are free",
-        words: "Memory ran out; from here on 2 sequences at once instead of 4, and 8 times a step.",
+        reason: "Memory ran out after step 33: 1.2 GiB more were needed and 0.9 GiB are free.",
+        words:
+          "From here on: 2 sequences at once instead of 4, and 8 times a step. The sequences of a step, their order and all that is learned stay the same; only the time changes.",
         from: { micro_batch: 4, accumulation: 4, head_rows: 256, recompute: "n", n_layers_eased: 0 },
         to: { micro_batch: 2, accumulation: 8, head_rows: 256, recompute: "n", n_layers_eased: 0 },
       });
