@@ -10,7 +10,8 @@ use hearth_engine::config::{RunConfig, Settings};
 use hearth_engine::data::DataStats;
 use hearth_engine::error::Explain;
 use hearth_engine::event::{EventLine, TrainEvent};
-use hearth_engine::hardware::{self, Hardware};
+use hearth_engine::gpu_setup::GpuSetup;
+use hearth_engine::hardware::Hardware;
 use hearth_engine::model::ModelShape;
 use hearth_engine::plan::{self, Plan};
 use hearth_engine::run::{self, Inspection, RunFolder, RunSummary};
@@ -102,24 +103,46 @@ pub(crate) async fn hardware() -> Answer<Hardware> {
     aside(|| engine::ask(engine::command(["hardware"])?, None)).await
 }
 
-/// A card that can be planned for without being in the machine.
-#[derive(Debug, Serialize)]
-pub(crate) struct Profile {
-    id: String,
-    name: String,
-    hardware: Hardware,
+/// Whether runs can train on the card, and what is missing. `thorough` reads every library, which takes seconds.
+#[tauri::command]
+pub(crate) async fn gpu_setup(thorough: bool) -> Answer<GpuSetup> {
+    aside(move || {
+        let quick = (!thorough).then_some("--quick");
+        engine::ask(engine::command(["setup-gpu", "--check"].into_iter().chain(quick))?, None)
+    })
+    .await
 }
 
-/// The bundled cards, each put into the computer that is there.
+/// From where NVIDIA's libraries are fetched; the Python package index where neither is given.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct GpuOrigin {
+    /// Address below which a mirror of the index has its files.
+    mirror: Option<String>,
+    /// Folder with the packages.
+    folder: Option<PathBuf>,
+}
+
+impl GpuOrigin {
+    fn arguments(self) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec!["setup-gpu".into()];
+        if let Some(folder) = self.folder {
+            arguments.extend(["--from".into(), folder.into()]);
+        } else if let Some(mirror) = self.mirror {
+            arguments.extend(["--mirror".into(), mirror.into()]);
+        }
+        arguments
+    }
+}
+
+/// Fetches NVIDIA's libraries. Lines are `{"progress": GpuSetupProgress}` and at the end a `GpuSetup`. Closing the stream ends the
+/// download; what was fetched is kept, and the next call goes on behind it.
 #[tauri::command]
-pub(crate) fn profiles(here: Hardware) -> Vec<Profile> {
-    let with_card = hardware::profiles().iter().filter(|profile| profile.card.is_some());
-    let put = |profile: &hardware::Profile| Profile {
-        id: profile.id.clone(),
-        name: profile.name.clone(),
-        hardware: profile.in_computer(&here),
-    };
-    with_card.map(put).collect()
+pub(crate) fn fetch_gpu_libraries(
+    streams: State<'_, Streams>,
+    origin: GpuOrigin,
+    channel: Channel<Message>,
+) -> Answer<u32> {
+    streams.start(engine::command(origin.arguments())?, sink(channel))
 }
 
 /// Which examples of which file, through which model.
@@ -165,10 +188,10 @@ pub(crate) async fn inspect_model(model: PathBuf) -> Answer<Inspection> {
 /// Everything a plan follows from; all of it values, so every slider is answered without a process.
 #[derive(Debug, Deserialize)]
 pub(crate) struct PlanRequest {
-    config: RunConfig,
-    shape: ModelShape,
-    stats: DataStats,
-    hardware: Hardware,
+    pub(crate) config: RunConfig,
+    pub(crate) shape: ModelShape,
+    pub(crate) stats: DataStats,
+    pub(crate) hardware: Hardware,
 }
 
 #[tauri::command]
@@ -220,6 +243,38 @@ pub(crate) async fn control_run(run: String, action: Control) -> Answer<()> {
         Control::Stop => "stop",
     };
     aside(move || engine::ask::<Value>(engine::command([action, &run])?, None).map(drop)).await
+}
+
+/// When a run rests or pauses by itself from now on.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Limits {
+    /// 0 leaves heat to the driver.
+    temperature_limit_c: f64,
+    power_limit_w: Option<f64>,
+    quiet_hours: Option<String>,
+    yield_to_others: bool,
+}
+
+impl Limits {
+    fn arguments(&self, run: &str) -> Vec<OsString> {
+        let power = self.power_limit_w.unwrap_or(0.0).to_string();
+        let quiet = self.quiet_hours.as_deref().unwrap_or("none");
+        let heat = self.temperature_limit_c.to_string();
+        let yields = self.yield_to_others.to_string();
+        let flags = [
+            ("--temperature-limit", heat.as_str()),
+            ("--power-limit", &power),
+            ("--quiet-hours", quiet),
+            ("--yield-to-others", &yields),
+        ];
+        let flags = flags.into_iter().flat_map(|(flag, value)| [flag, value]);
+        ["govern", run].into_iter().chain(flags).map(Into::into).collect()
+    }
+}
+
+#[tauri::command]
+pub(crate) async fn govern_run(run: String, limits: Limits) -> Answer<()> {
+    aside(move || engine::ask::<Value>(engine::command(limits.arguments(&run))?, None).map(drop)).await
 }
 
 #[tauri::command]
@@ -453,6 +508,29 @@ mod tests {
     }
 
     #[test]
+    fn limits_that_are_none_are_said_to_be_none() {
+        let limits =
+            |json: &str| serde_json::from_str::<Limits>(json).expect("limits").arguments("r-1").join(" ".as_ref());
+        let none =
+            r#"{"temperature_limit_c": 0, "power_limit_w": null, "quiet_hours": null, "yield_to_others": false}"#;
+        let said = "govern r-1 --temperature-limit 0 --power-limit 0 --quiet-hours none --yield-to-others false";
+        assert_eq!(limits(none), said);
+        let some = r#"{"temperature_limit_c": 80.5, "power_limit_w": 140, "quiet_hours": "22:00-07:00",
+                       "yield_to_others": true, "yield_bytes": 5}"#;
+        let said =
+            "govern r-1 --temperature-limit 80.5 --power-limit 140 --quiet-hours 22:00-07:00 --yield-to-others true";
+        assert_eq!(limits(some), said);
+    }
+
+    #[test]
+    fn libraries_come_from_the_index_a_mirror_or_a_folder() {
+        let arguments = |json: &str| serde_json::from_str::<GpuOrigin>(json).expect("an origin").arguments();
+        assert_eq!(arguments("{}"), ["setup-gpu"]);
+        assert_eq!(arguments(r#"{"mirror": "https://a/b", "folder": null}"#), ["setup-gpu", "--mirror", "https://a/b"]);
+        assert_eq!(arguments(r#"{"folder": "/下载 1"}"#), ["setup-gpu", "--from", "/下载 1"]);
+    }
+
+    #[test]
     fn the_demo_configuration_is_one_the_engine_understands() {
         let config: RunConfig = serde_json::from_str(DEMO_CONFIG).expect("config.json of the demo");
         assert!(config.epochs.is_some() || config.max_steps.is_some());
@@ -467,7 +545,7 @@ mod tests {
         let mut commands: Vec<String> = main
             .lines()
             .filter_map(|line| line.trim().strip_suffix(',')?.split_once("::"))
-            .filter(|(module, _)| ["commands", "presets"].contains(module))
+            .filter(|(module, _)| ["cards", "commands", "models", "presets"].contains(module))
             .map(|(_, name)| format!("allow-{}", name.replace('_', "-")))
             .collect();
         commands.sort();

@@ -17,7 +17,8 @@ fn case() -> Option<PathBuf> {
 }
 
 fn detect(program: PathBuf) -> Hardware {
-    let hardware = detect_with(&CardProbe { libraries: vec![], programs: vec![program], limit: Duration::from_secs(2) });
+    let hardware =
+        detect_with(&CardProbe { libraries: vec![], programs: vec![program], limit: Duration::from_secs(2) });
     // Whatever the driver does, the computer itself is seen and the work goes on.
     assert!(hardware.processor.n_cores >= 1 && hardware.memory_available_bytes > 0);
     assert!(hardware.cards.is_empty());

@@ -68,7 +68,8 @@ pub fn trim(device: &Device) -> Result<()> {
 
 /// The pool that tensors of a card are taken from.
 fn default_pool(device: &Device) -> std::result::Result<sys::CUmemoryPool, DriverError> {
-    let stream = device.as_cuda_device().map_err(|_| DriverError(sys::CUresult::CUDA_ERROR_INVALID_DEVICE))?.cuda_stream();
+    let stream =
+        device.as_cuda_device().map_err(|_| DriverError(sys::CUresult::CUDA_ERROR_INVALID_DEVICE))?.cuda_stream();
     let card = result::device::get(stream.context().ordinal() as i32)?;
     // SAFETY: the driver gave this device a moment ago.
     unsafe { result::device::get_mem_pool(card) }

@@ -6,6 +6,7 @@
 // Writing to the terminal is what this module is for.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod cards;
 mod chat;
 mod config_args;
 mod control;
@@ -21,6 +22,7 @@ mod report;
 mod resume;
 mod runs;
 mod score;
+mod setup_gpu;
 mod train;
 mod watch;
 
@@ -69,6 +71,8 @@ struct Cli {
 enum Command {
     /// Show processor, memory, cards and disks as they are seen.
     Hardware(hardware::Args),
+    /// List, describe and share the cards that can be planned for.
+    Cards(cards::Args),
     /// Show what a model will see of a data file: format, problems by line, tokens with those that are learned.
     Inspect(inspect::Args),
     /// Say before anything runs what fits, with which settings, how long it takes and why.
@@ -95,6 +99,15 @@ enum Command {
     Score(score::Args),
     /// Write a report with the charts of a run.
     Report(report::Args),
+    /// Fetch NVIDIA's libraries that training on a card needs (half a gigabyte, once), or say what is missing.
+    SetupGpu(setup_gpu::Args),
+}
+
+impl Command {
+    /// Whether it trains or says what would. Answers and exports are computed on the processor.
+    fn depends_on_card(&self) -> bool {
+        matches!(self, Command::Hardware(_) | Command::Plan(_) | Command::Train(_) | Command::Resume(_))
+    }
 }
 
 /// Parses any path, the empty one too: that is refused where a folder is to be written, with the words for it.
@@ -137,9 +150,6 @@ fn emit(line: &str) -> Result<(), Failure> {
 
 /// Reads the command line and does what it says.
 pub(crate) fn main() -> ExitCode {
-    if let Some(code) = engine::hand_over() {
-        return code;
-    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {
@@ -148,6 +158,11 @@ pub(crate) fn main() -> ExitCode {
             return ExitCode::from(if e.use_stderr() { Exit::Usage as u8 } else { Exit::Done as u8 });
         }
     };
+    if cli.command.depends_on_card()
+        && let Some(code) = engine::hand_over()
+    {
+        return code;
+    }
     let runs_dir = cli.runs.unwrap_or_else(run::runs_dir);
     // Shown and recorded so that it means the same from everywhere. An empty one stays empty, and is refused where
     // something is to be written.
@@ -165,6 +180,7 @@ pub(crate) fn main() -> ExitCode {
 fn dispatch(context: &Context, command: Command) -> Result<Exit, Failure> {
     match command {
         Command::Hardware(args) => hardware::run(context, args),
+        Command::Cards(args) => cards::run(context, args),
         Command::Inspect(args) => inspect::run(context, args),
         Command::Plan(args) => plan::run(context, args),
         Command::Train(args) => train::run(context, args),
@@ -178,5 +194,6 @@ fn dispatch(context: &Context, command: Command) -> Result<Exit, Failure> {
         Command::Export(args) => export::run(context, args),
         Command::Score(args) => score::run(context, args),
         Command::Report(args) => report::run(context, args),
+        Command::SetupGpu(args) => setup_gpu::run(context, args),
     }
 }
