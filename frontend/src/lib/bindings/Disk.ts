@@ -15,4 +15,8 @@ total_bytes: number,
 /**
  * Free for this user.
  */
-available_bytes: number, };
+available_bytes: number, 
+/**
+ * Speed of a long write that is safe on the disk, where somebody measured it.
+ */
+write_bytes_per_s?: number | null, };
