@@ -30,7 +30,7 @@ pub struct Card {
     pub memory_free_bytes: Option<u64>,
     /// Of this, what the driver keeps for itself.
     #[serde(default)]
-    #[ts(optional = nullable, type = "number")]
+    #[ts(optional = nullable, type = "number | null")]
     pub memory_reserved_bytes: Option<u64>,
     /// Other programs on the card, those that hold most first; empty too where the driver does not say.
     #[serde(default)]

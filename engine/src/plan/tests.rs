@@ -815,6 +815,7 @@ fn answers_at_evaluations_give_way_before_a_run_is_refused() {
     let (shape, data, hardware) = (llama_8b(), examples(4668, 100, 1000), computer("rtx-3060-12gb"));
     let mut asked = fixed(1024, 1, 16, 16);
     asked.recompute = Some(Recompute::C0);
+    (asked.offload_inputs, asked.mlp_rows, asked.n_layers_streamed) = (Some(false), Some(1024), Some(0));
     let plan_of = |config: &RunConfig| plan(&shape, &data, config, &hardware).expect("planned");
     let samples = {
         let plan = plan_of(&asked);

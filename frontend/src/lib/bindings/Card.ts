@@ -31,7 +31,7 @@ memory_free_bytes: number | null,
 /**
  * Of this, what the driver keeps for itself.
  */
-memory_reserved_bytes?: number, 
+memory_reserved_bytes?: number | null, 
 /**
  * Other programs on the card, those that hold most first; empty too where the driver does not say.
  */
