@@ -230,10 +230,8 @@ fn dequantise_passes(shape: &ModelShape, base: BaseFormat, recompute: Mix, mlp_p
         })
 }
 
-/// Of a card's link, what copies to and from pinned memory reach.
-const LINK_SHARE: f64 = 0.8;
 /// A link nobody described: taken for a slow one, PCIe 3.0 x8.
-const UNKNOWN_LINK_BYTES_PER_S: f64 = 7.9e9;
+const UNKNOWN_LINK_BYTES_PER_S: f64 = 6e9;
 
 /// Seconds of a micro-batch in which a card waits for its link, where inputs or weights wait in system memory: what the copies of a
 /// pass take beyond its computing, which goes on beside them. `computing_s` is that of the whole micro-batch.
@@ -248,7 +246,7 @@ pub(super) fn waiting_s(
     if !settings.offload_inputs && settings.n_layers_streamed == 0 {
         return 0.0;
     }
-    let link = LINK_SHARE * card.bus.as_deref().and_then(link_bytes_per_s).unwrap_or(UNKNOWN_LINK_BYTES_PER_S);
+    let link = card.bus_bytes_per_s.unwrap_or(UNKNOWN_LINK_BYTES_PER_S);
     let inputs = if settings.offload_inputs {
         load.tokens * (shape.hidden * (shape.n_layers - 1)) as f64 * settings.compute.size_bytes() as f64
     } else {
@@ -266,21 +264,6 @@ pub(super) fn waiting_s(
         inputs.max(weights).max(0.0)
     };
     pass(forward, inputs, weights) + pass(backward, inputs, weights)
-}
-
-/// "PCIe 4.0 x16" in bytes a second one way, after line coding.
-fn link_bytes_per_s(link: &str) -> Option<f64> {
-    let (generation, lanes) = link.strip_prefix("PCIe ")?.split_once(" x")?;
-    let lane = match generation.split('.').next()? {
-        "1" => 0.25e9,
-        "2" => 0.5e9,
-        "3" => 0.985e9,
-        "4" => 1.969e9,
-        "5" => 3.938e9,
-        "6" => 7.56e9,
-        _ => return None,
-    };
-    Some(lane * lanes.split(' ').next()?.parse::<f64>().ok()?)
 }
 
 /// The load of one micro-batch.
