@@ -27,6 +27,7 @@ pub mod format;
 pub mod generate;
 pub mod hardware;
 pub mod model;
+pub mod named;
 pub mod near;
 pub mod plan;
 pub mod report;

@@ -14,6 +14,12 @@ pub enum Error {
     BadRates { path: PathBuf, reason: String },
     #[error("the measured speed cannot be written to {}: {source}", path.display())]
     WriteRates { path: PathBuf, source: std::io::Error },
+    #[error("the card's profile {} cannot be written or deleted: {source}", path.display())]
+    WriteCard { path: PathBuf, source: std::io::Error },
+    #[error("a card's name has 1 to {} characters, and this one has {n_chars}", crate::named::MOST_CHARS)]
+    BadCardName { n_chars: usize },
+    #[error("{name} is a card that comes with Hearth and stays as it is")]
+    BundledCard { name: String },
 }
 
 impl Explain for Error {
@@ -23,6 +29,9 @@ impl Explain for Error {
             Error::NotHardware { .. } => "hardware.not_hardware",
             Error::BadRates { .. } => "hardware.bad_rates",
             Error::WriteRates { .. } => "hardware.write_rates",
+            Error::WriteCard { .. } => "hardware.write_card",
+            Error::BadCardName { .. } => "hardware.bad_card_name",
+            Error::BundledCard { .. } => "hardware.bundled_card",
         }
     }
 
@@ -35,7 +44,11 @@ impl Explain for Error {
             Error::BadRates { .. } => {
                 "Delete the file: speeds are measured again by the next run, until then they are calculated.".into()
             }
-            Error::WriteRates { .. } => "Free some space or check that you may write to this folder.".into(),
+            Error::BadCardName { .. } => "Give it another name.".into(),
+            Error::BundledCard { name } => format!("Save it under another name: a copy of {name} can be changed."),
+            Error::WriteRates { .. } | Error::WriteCard { .. } => {
+                "Free some space or check that you may write to this folder.".into()
+            }
         }
     }
 }

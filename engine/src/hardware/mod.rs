@@ -10,6 +10,7 @@ mod error;
 mod profile;
 mod rates;
 mod smi;
+mod store;
 
 use std::path::{Path, PathBuf};
 
@@ -20,9 +21,10 @@ use crate::config::ComputeDtype;
 
 pub use self::detect::{CardProbe, detect, detect_with};
 pub use self::error::Error;
-pub use self::profile::{Profile, profile, profile_of, profiles};
+pub use self::profile::{Host, Profile, ProfileCard, profile, profile_of, profiles};
 pub use self::rates::{MeasuredRate, RATES_FILE, read_rates, record_rate};
 pub use self::smi::{CardOutcome, CardReport};
+pub use self::store::{CardStore, OwnCard};
 
 /// A computer, this one or a described one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
