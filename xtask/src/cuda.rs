@@ -228,9 +228,8 @@ mod tests {
     #[test]
     fn a_library_that_nobody_brings_is_refused() {
         let line = |name: &str| format!(" 0x0000000000000001 (NEEDED)             Shared library: [{name}]\n");
-        let brought: String = ["libcuda.so.1", "libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10", "libc.so.6"]
-            .map(line)
-            .concat();
+        let brought: String =
+            ["libcuda.so.1", "libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10", "libc.so.6"].map(line).concat();
         check_needed(&brought).expect("all are brought");
         let error = check_needed(&(brought + &line("libnvrtc.so.13"))).expect_err("refused");
         assert!(error.to_string().contains("libnvrtc.so.13"), "{error}");
