@@ -10,6 +10,8 @@ const COMMANDS: &[&str] = &[
     "defaults",
     "delete_preset",
     "export_run",
+    "fetch_gpu_libraries",
+    "gpu_setup",
     "hardware",
     "inspect",
     "inspect_model",

@@ -94,7 +94,9 @@ Hearth itself is under Apache-2.0 (LICENSE in the root). Its programs contain th
 licence named; of several joined by OR, Hearth takes Apache-2.0 where it is among them. The texts are in
 [LICENCES.txt](LICENCES.txt). Written by `make.py`, not by hand.
 
-Not shipped but fetched by the demo: SmolLM2-135M-Instruct by Hugging Face (Apache-2.0), as GGUF.
+Not shipped but fetched by the demo: SmolLM2-135M-Instruct by Hugging Face (Apache-2.0), as GGUF. Not shipped but fetched by
+`hearth setup-gpu`: cuBLAS and cuRAND by NVIDIA, under the NVIDIA CUDA Toolkit End User License Agreement, which is kept beside
+them.
 
 | kind | name | version | licence | source |
 | --- | --- | --- | --- | --- |

@@ -25,6 +25,7 @@ pub mod event;
 pub mod export;
 pub mod format;
 pub mod generate;
+pub mod gpu_setup;
 pub mod hardware;
 pub mod model;
 pub mod near;

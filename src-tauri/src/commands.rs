@@ -10,6 +10,7 @@ use hearth_engine::config::{RunConfig, Settings};
 use hearth_engine::data::DataStats;
 use hearth_engine::error::Explain;
 use hearth_engine::event::{EventLine, TrainEvent};
+use hearth_engine::gpu_setup::GpuSetup;
 use hearth_engine::hardware::{self, Hardware};
 use hearth_engine::model::ModelShape;
 use hearth_engine::plan::{self, Plan};
@@ -100,6 +101,48 @@ fn named_run(mut arguments: impl Iterator<Item = String>) -> Option<String> {
 #[tauri::command]
 pub(crate) async fn hardware() -> Answer<Hardware> {
     aside(|| engine::ask(engine::command(["hardware"])?, None)).await
+}
+
+/// Whether runs can train on the card, and what is missing. `thorough` reads every library, which takes seconds.
+#[tauri::command]
+pub(crate) async fn gpu_setup(thorough: bool) -> Answer<GpuSetup> {
+    aside(move || {
+        let quick = (!thorough).then_some("--quick");
+        engine::ask(engine::command(["setup-gpu", "--check"].into_iter().chain(quick))?, None)
+    })
+    .await
+}
+
+/// From where NVIDIA's libraries are fetched; the Python package index where neither is given.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct GpuOrigin {
+    /// Address below which a mirror of the index has its files.
+    mirror: Option<String>,
+    /// Folder with the packages.
+    folder: Option<PathBuf>,
+}
+
+impl GpuOrigin {
+    fn arguments(self) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec!["setup-gpu".into()];
+        if let Some(folder) = self.folder {
+            arguments.extend(["--from".into(), folder.into()]);
+        } else if let Some(mirror) = self.mirror {
+            arguments.extend(["--mirror".into(), mirror.into()]);
+        }
+        arguments
+    }
+}
+
+/// Fetches NVIDIA's libraries. Lines are `{"progress": GpuSetupProgress}` and at the end a `GpuSetup`. Closing the stream ends the
+/// download; what was fetched is kept, and the next call goes on behind it.
+#[tauri::command]
+pub(crate) fn fetch_gpu_libraries(
+    streams: State<'_, Streams>,
+    origin: GpuOrigin,
+    channel: Channel<Message>,
+) -> Answer<u32> {
+    streams.start(engine::command(origin.arguments())?, sink(channel))
 }
 
 /// A card that can be planned for without being in the machine.
@@ -450,6 +493,14 @@ mod tests {
         assert_eq!(arguments("hearth-studio --run demo-1").as_deref(), Some("demo-1"));
         assert_eq!(arguments("hearth-studio --run"), None);
         assert_eq!(arguments("hearth-studio"), None);
+    }
+
+    #[test]
+    fn libraries_come_from_the_index_a_mirror_or_a_folder() {
+        let arguments = |json: &str| serde_json::from_str::<GpuOrigin>(json).expect("an origin").arguments();
+        assert_eq!(arguments("{}"), ["setup-gpu"]);
+        assert_eq!(arguments(r#"{"mirror": "https://a/b", "folder": null}"#), ["setup-gpu", "--mirror", "https://a/b"]);
+        assert_eq!(arguments(r#"{"folder": "/下载 1"}"#), ["setup-gpu", "--from", "/下载 1"]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The engine's program: where it is, and calling it for one answer.
 
 use std::env;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -11,8 +11,10 @@ use hearth_engine::error::ErrorReport;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-/// Names another engine than the one beside this program; for development.
+/// Names another engine than the one beside this program, for development, or asks the engine for the processor.
 const ENGINE: &str = "HEARTH_ENGINE";
+/// What it is set to for the latter.
+const PROCESSOR: &str = "processor";
 
 /// What a call gives: the answer, or the error as the page shows it.
 pub(crate) type Answer<T> = Result<T, ErrorReport>;
@@ -23,12 +25,17 @@ pub(crate) fn error(code: &str, message: impl Into<String>, next_step: &str) -> 
 
 /// The engine's program, `hearth` beside this one.
 pub(crate) fn program() -> Answer<PathBuf> {
-    if let Some(path) = env::var_os(ENGINE).filter(|value| !value.is_empty()) {
-        return existing(PathBuf::from(path));
+    if let Some(path) = named(env::var_os(ENGINE)) {
+        return existing(path);
     }
     let this = env::current_exe()
         .map_err(|e| error("window.engine_missing", format!("this program does not know where it is: {e}"), ""))?;
     existing(this.with_file_name(format!("hearth{}", env::consts::EXE_SUFFIX)))
+}
+
+/// The engine that the environment names. What it asks of the engine is the engine's to read.
+fn named(value: Option<OsString>) -> Option<PathBuf> {
+    value.filter(|value| !value.is_empty() && value != PROCESSOR).map(PathBuf::from)
 }
 
 fn existing(path: PathBuf) -> Answer<PathBuf> {
@@ -144,6 +151,14 @@ mod tests {
         assert_eq!(report.code, "window.engine_ended");
         assert_eq!(report.message, "the engine ended with code 70: b c d");
         assert!(failure(b"", b"", None).message.contains("from outside"));
+    }
+
+    #[test]
+    fn the_environment_names_an_engine_or_asks_for_the_processor() {
+        assert_eq!(named(Some("/opt/编辑/hearth".into())), Some(PathBuf::from("/opt/编辑/hearth")));
+        assert_eq!(named(Some(PROCESSOR.into())), None);
+        assert_eq!(named(Some(OsString::new())), None);
+        assert_eq!(named(None), None);
     }
 
     #[test]

@@ -44,6 +44,8 @@ fn main() -> ExitCode {
             commands::control_run,
             commands::defaults,
             commands::export_run,
+            commands::fetch_gpu_libraries,
+            commands::gpu_setup,
             commands::hardware,
             commands::inspect,
             commands::inspect_model,

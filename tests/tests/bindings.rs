@@ -9,6 +9,7 @@ use std::path::Path;
 use hearth_engine::config::{ComputeDtype, RunConfig};
 use hearth_engine::event::EventLine;
 use hearth_engine::export::Proof;
+use hearth_engine::gpu_setup::{GpuSetup, GpuSetupProgress};
 use hearth_engine::hardware::{Hardware, Profile};
 use hearth_engine::plan::Plan;
 use hearth_engine::run::{Inspection, RunSummary};
@@ -49,6 +50,12 @@ fn committed_files() -> BTreeMap<&'static str, &'static str> {
         "Family",
         "FinishReason",
         "Format",
+        "GpuPackage",
+        "GpuPackageState",
+        "GpuSetup",
+        "GpuSetupPhase",
+        "GpuSetupProgress",
+        "GpuSetupReason",
         "Hardware",
         "Host",
         "InspectedDataset",
@@ -102,6 +109,8 @@ fn export_into(folder: &Path) {
     let config = Config::new().with_out_dir(folder).with_large_int("number");
     RunConfig::export_all(&config).expect("RunConfig");
     EventLine::export_all(&config).expect("EventLine");
+    GpuSetup::export_all(&config).expect("GpuSetup");
+    GpuSetupProgress::export_all(&config).expect("GpuSetupProgress");
     Hardware::export_all(&config).expect("Hardware");
     Profile::export_all(&config).expect("Profile");
     Plan::export_all(&config).expect("Plan");

@@ -85,9 +85,30 @@ fn build(mut command: Command) -> Result<PathBuf> {
     let built = repository::program("hearth")?;
     let program = repository::programs()?.join(format!("hearth-cuda{EXE_SUFFIX}"));
     fs::copy(&built, &program).with_context(|| format!("copying {}", built.display()))?;
+    check_needed(&process::read(Command::new("readelf").arg("--dynamic").arg(&program))?)?;
     // `hearth` itself stays the engine that starts anywhere.
     process::run(cargo().args(["build", "--workspace", "--bin", "hearth"]).args(setup::FEATURES))?;
     Ok(program)
+}
+
+/// Refuses a program that names a library which neither the driver nor `hearth setup-gpu` brings. `dynamic` is what `readelf
+/// --dynamic` says of it.
+fn check_needed(dynamic: &str) -> Result<()> {
+    const FETCHED: &str = include_str!("../../assets/cuda-libraries.toml");
+    const SYSTEM: [&str; 8] =
+        ["libcuda.so.1", "libstdc++.", "libgcc_s.", "libm.", "libc.", "ld-linux-", "libpthread.", "libdl."];
+    let needed: Vec<&str> = dynamic
+        .lines()
+        .filter(|line| line.contains("(NEEDED)"))
+        .filter_map(|line| line.split_once('[')?.1.strip_suffix(']'))
+        .collect();
+    ensure!(!needed.is_empty(), "readelf names no library that hearth-cuda needs");
+    let is_brought = |name: &&str| {
+        SYSTEM.iter().any(|system| name.starts_with(system)) || FETCHED.contains(&format!("/lib/{name}\""))
+    };
+    let missing: Vec<&str> = needed.into_iter().filter(|name| !is_brought(name)).collect();
+    ensure!(missing.is_empty(), "hearth-cuda needs {missing:?}, which assets/cuda-libraries.toml does not have");
+    Ok(())
 }
 
 /// The features of [`setup::FEATURES`] with the kernels.
@@ -203,6 +224,17 @@ fn functions(declarations: &str) -> BTreeSet<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_that_nobody_brings_is_refused() {
+        let line = |name: &str| format!(" 0x0000000000000001 (NEEDED)             Shared library: [{name}]\n");
+        let brought: String =
+            ["libcuda.so.1", "libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10", "libc.so.6"].map(line).concat();
+        check_needed(&brought).expect("all are brought");
+        let error = check_needed(&(brought + &line("libnvrtc.so.13"))).expect_err("refused");
+        assert!(error.to_string().contains("libnvrtc.so.13"), "{error}");
+        assert!(check_needed("").is_err());
+    }
 
     #[test]
     fn functions_are_read_from_declarations_of_any_layout() {

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use hearth_engine::error::{ErrorReport, Explain};
-use hearth_engine::{data, export, generate, hardware, model, plan, report, run, step};
+use hearth_engine::{data, export, generate, gpu_setup, hardware, model, plan, report, run, step};
 use serde_json::json;
 
 use super::write_line;
@@ -86,6 +86,19 @@ impl From<plan::Error> for Failure {
 impl From<hardware::Error> for Failure {
     fn from(e: hardware::Error) -> Self {
         Self::of(Exit::BadInput, &e)
+    }
+}
+
+impl From<gpu_setup::Error> for Failure {
+    fn from(e: gpu_setup::Error) -> Self {
+        use gpu_setup::Error as E;
+        let exit = match &e {
+            E::DiskTooSmall { .. } | E::DiskFull { .. } => Exit::DoesNotFit,
+            E::Busy { .. } => Exit::NoRun,
+            E::Cancelled => Exit::Interrupted,
+            _ => Exit::BadInput,
+        };
+        Self::of(exit, &e)
     }
 }
 

@@ -72,10 +72,8 @@ pub(crate) fn run(context: &Context, args: Args) -> Result<Exit, Failure> {
     for advice in &hardware.advice {
         emit(&format!("note: {} {}", advice.message, advice.next_step))?;
     }
-    let trains = match (hardware.train_on, engine::why_processor()) {
-        (TrainOn::Card, None) => "Runs train on the card.".to_string(),
-        // Only a file says so of an engine that has no kernels.
-        (TrainOn::Card, Some(_)) => "Plans are made for the card.".to_string(),
+    let trains = match (hardware.train_on, engine::why_processor(&hardware)) {
+        (TrainOn::Card, _) => "Runs train on the card.".to_string(),
         (TrainOn::Processor, Some(why)) => format!("Runs train on the processor: {why}."),
         (TrainOn::Processor, None) => "Runs train on the processor.".to_string(),
     };

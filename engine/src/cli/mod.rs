@@ -21,6 +21,7 @@ mod report;
 mod resume;
 mod runs;
 mod score;
+mod setup_gpu;
 mod train;
 mod watch;
 
@@ -95,6 +96,15 @@ enum Command {
     Score(score::Args),
     /// Write a report with the charts of a run.
     Report(report::Args),
+    /// Fetch NVIDIA's libraries that training on a card needs (half a gigabyte, once), or say what is missing.
+    SetupGpu(setup_gpu::Args),
+}
+
+impl Command {
+    /// Whether it trains or says what would. Answers and exports are computed on the processor.
+    fn depends_on_card(&self) -> bool {
+        matches!(self, Command::Hardware(_) | Command::Plan(_) | Command::Train(_) | Command::Resume(_))
+    }
 }
 
 /// Parses any path, the empty one too: that is refused where a folder is to be written, with the words for it.
@@ -137,9 +147,6 @@ fn emit(line: &str) -> Result<(), Failure> {
 
 /// Reads the command line and does what it says.
 pub(crate) fn main() -> ExitCode {
-    if let Some(code) = engine::hand_over() {
-        return code;
-    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {
@@ -148,6 +155,11 @@ pub(crate) fn main() -> ExitCode {
             return ExitCode::from(if e.use_stderr() { Exit::Usage as u8 } else { Exit::Done as u8 });
         }
     };
+    if cli.command.depends_on_card()
+        && let Some(code) = engine::hand_over()
+    {
+        return code;
+    }
     let runs_dir = cli.runs.unwrap_or_else(run::runs_dir);
     // Shown and recorded so that it means the same from everywhere. An empty one stays empty, and is refused where
     // something is to be written.
@@ -178,5 +190,6 @@ fn dispatch(context: &Context, command: Command) -> Result<Exit, Failure> {
         Command::Export(args) => export::run(context, args),
         Command::Score(args) => score::run(context, args),
         Command::Report(args) => report::run(context, args),
+        Command::SetupGpu(args) => setup_gpu::run(context, args),
     }
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::config_args::ConfigArgs;
 use super::display::Display;
 use super::failure::{Exit, Failure};
-use super::{Context, emit, export, hardware};
+use super::{Context, emit, engine, export, hardware};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -28,6 +28,7 @@ pub(crate) struct Args {
 pub(crate) fn run(context: &Context, args: Args) -> Result<Exit, Failure> {
     let config = args.config.resolve()?;
     let hardware = hardware::with_rates(here_to_train()?, &context.runs_dir.join(RATES));
+    engine::say_why_processor(context, &hardware)?;
     let mut display = Display::new(context.json && !args.detach);
     if args.detach {
         let mut say = |notice: run::Notice<'_>| {

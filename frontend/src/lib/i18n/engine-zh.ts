@@ -8,6 +8,19 @@ export const zhCardOutcomes: Record<string, readonly [string, string]> = {
   absent: ["没有安装 NVIDIA 驱动。", ""],
 };
 
+/** Why runs train on the processor, and what to do, by the reason of the card's setup. */
+export const zhGpuReasons: Record<string, readonly [string, string]> = {
+  ready: ["运行会在显卡上训练。", ""],
+  by_hand: ["运行会在处理器上训练：HEARTH_ENGINE 设为 processor。", "从环境变量中去掉 HEARTH_ENGINE 即可使用显卡。"],
+  no_card: ["运行会在处理器上训练：没有可用的显卡。", ""],
+  old_card: ["运行会在处理器上训练：显卡太旧。", "支持 RTX 30 系列及更新的显卡。"],
+  old_driver: ["运行会在处理器上训练：NVIDIA 驱动太旧。", "安装最新的 NVIDIA 驱动，重新启动电脑，然后重新检查。"],
+  no_engine: ["运行会在处理器上训练：这个安装没有显卡引擎 hearth-cuda。", "安装带有 hearth-cuda 的 Hearth。"],
+  no_libraries: ["运行会在处理器上训练：缺少 CUDA 运行库。", "点击下载，或运行 hearth setup-gpu。"],
+  damaged_libraries: ["运行会在处理器上训练：CUDA 运行库已损坏。", "重新下载，或运行 hearth setup-gpu。"],
+  does_not_start: ["运行会在处理器上训练：显卡引擎 hearth-cuda 无法启动。", "运行 hearth setup-gpu --check 检查每个运行库。"],
+};
+
 /** Codes of errors and of advice on the hardware: what is so, what to do. A code that is not here is shown in the engine's words. */
 export const zhErrors: Record<string, readonly [string, string]> = {
   "plan.does_not_fit": ["这个运行放不下。", ""],
@@ -51,6 +64,19 @@ export const zhErrors: Record<string, readonly [string, string]> = {
   "run.nothing_to_learn": ["没有可以学习的内容。", "查看数据页的预览。"],
   "run.does_not_fit": ["这个运行放不下。", "按方案页的建议修改。"],
   "run.not_finite": ["损失变成了无效数值，训练已停止。", "降低学习率后恢复。"],
+  "gpu.platform": ["NVIDIA 没有为这个系统发布运行库。", "在这里，运行会在处理器上训练。"],
+  "gpu.no_folder": ["这个用户没有存放程序数据的文件夹。", "把 HEARTH_HOME 设为一个可以写入的文件夹。"],
+  "gpu.busy": ["另一个进程正在下载运行库。", "等它结束，或先停止它。已下载的部分会保留。"],
+  "gpu.disk_too_small": ["磁盘空间不足以存放运行库。", "腾出空间，或把 HEARTH_HOME 设到另一块磁盘。"],
+  "gpu.disk_full": ["磁盘已满。", "腾出空间后重试，已下载的部分会保留。"],
+  "gpu.unreachable": ["无法连接到下载地址。", "检查网络后重试，已下载的部分会保留。也可以选择镜像，或从文件夹安装。"],
+  "gpu.refused": ["服务器没有这个文件。", "选择另一个镜像。"],
+  "gpu.wrong_size": ["得到的不是所要的文件。", "检查网络和镜像，然后重试。"],
+  "gpu.wrong_bytes": ["文件与 NVIDIA 发布的不一致，没有保留。", "重试，或选择另一个镜像。"],
+  "gpu.not_in_folder": ["文件夹里没有所需的安装包。", "把同名的安装包放进这个文件夹。"],
+  "gpu.archive": ["安装包无法解压。", ""],
+  "gpu.io": ["文件无法读写。", "检查文件夹是否可写，以及是否有运行正在使用显卡。"],
+  "gpu.cancelled": ["已停止，已下载的部分会保留。", "再次开始会从中断处继续。"],
   "window.preset_name": ["这个名称不能使用。", "名称不能为空，最多 80 个字符。"],
   "window.engine_missing": ["找不到引擎程序 hearth。", "重新安装 Hearth，或设置 HEARTH_ENGINE。"],
   "window.engine_ended": ["引擎意外结束。", "重试一次。"],
