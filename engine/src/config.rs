@@ -86,6 +86,28 @@ pub struct RunConfig {
     /// Never use more than this many bytes of device memory.
     #[serde(default)]
     pub memory_limit_bytes: Option<u64>,
+    /// What energy and hours cost; nothing of the run depends on it.
+    #[serde(default)]
+    pub prices: Option<Prices>,
+}
+
+/// Prices by which a plan says what a run costs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, TS)]
+#[serde(deny_unknown_fields)]
+#[ts(export)]
+pub struct Prices {
+    /// As shown, "EUR"; may be empty.
+    #[serde(default)]
+    pub currency: String,
+    /// Of a kilowatt-hour.
+    #[serde(default)]
+    pub per_kwh: Option<f64>,
+    /// Of an hour of a rented computer.
+    #[serde(default)]
+    pub per_hour: Option<f64>,
+    /// Watts that the computer draws while it trains, where they are known; else the plan takes them from the card.
+    #[serde(default)]
+    pub power_w: Option<f64>,
 }
 
 impl RunConfig {
@@ -122,6 +144,7 @@ impl RunConfig {
             checkpoints: CheckpointConfig::default(),
             seed: 0,
             memory_limit_bytes: None,
+            prices: None,
         }
     }
 }

@@ -28,6 +28,7 @@ pub mod generate;
 pub mod gpu_setup;
 pub mod hardware;
 pub mod model;
+pub mod named;
 pub mod near;
 pub mod plan;
 pub mod report;

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use hearth_engine::config::{
-    BaseFormat, ColumnMapping, ComputeDtype, OptimizerKind, OverLength, Recompute, RunConfig, ScheduleKind, Target,
+    BaseFormat, ColumnMapping, ComputeDtype, OptimizerKind, OverLength, Prices, Recompute, RunConfig, ScheduleKind,
+    Target,
 };
 use serde::de::DeserializeOwned;
 
@@ -143,12 +144,29 @@ pub(crate) struct ConfigArgs {
     /// Never use more than this many bytes of memory.
     #[arg(long, value_name = "BYTES")]
     memory_limit: Option<u64>,
+    /// Price of a kilowatt-hour; a plan then says what the run costs.
+    #[arg(long, value_name = "PRICE")]
+    price_per_kwh: Option<f64>,
+    /// Price of an hour of a rented computer.
+    #[arg(long, value_name = "PRICE")]
+    price_per_hour: Option<f64>,
+    /// Watts that the computer draws while it trains; without it they are taken from the card.
+    #[arg(long, value_name = "WATTS")]
+    power: Option<f64>,
+    /// Currency of the prices, as it is to be shown.
+    #[arg(long, value_name = "NAME")]
+    currency: Option<String>,
 }
 
 impl ConfigArgs {
     /// Whether examples are named, by a flag or by the file of settings, which has to name some.
     pub(crate) fn has_data(&self) -> bool {
         self.data.is_some() || self.config.is_some()
+    }
+
+    /// No model has to be named: every one of the catalogue is meant.
+    pub(crate) fn leave_model_open(&mut self) {
+        self.model.get_or_insert_default();
     }
 
     /// The config that file and flags make.
@@ -230,6 +248,14 @@ impl ConfigArgs {
         set(&mut config.checkpoints.every_steps, self.checkpoint_every.map(Some));
         set(&mut config.checkpoints.keep, self.keep);
         set(&mut config.memory_limit_bytes, self.memory_limit.map(Some));
+        let has_prices = self.currency.is_some() || self.power.is_some();
+        if has_prices || self.price_per_kwh.is_some() || self.price_per_hour.is_some() {
+            let prices = config.prices.get_or_insert_with(Prices::default);
+            set(&mut prices.currency, self.currency);
+            set(&mut prices.per_kwh, self.price_per_kwh.map(Some));
+            set(&mut prices.per_hour, self.price_per_hour.map(Some));
+            set(&mut prices.power_w, self.power.map(Some));
+        }
         config
     }
 }

@@ -48,6 +48,11 @@ impl Failure {
         Self { exit: Exit::BadInput, report }
     }
 
+    /// A wish that no memory here is enough for.
+    pub(crate) fn does_not_fit(code: &str, message: impl Into<String>, next_step: impl Into<String>) -> Self {
+        Self { exit: Exit::DoesNotFit, ..Self::input(code, message, next_step) }
+    }
+
     fn of(exit: Exit, error: &dyn Explain) -> Self {
         Self { exit, report: error.report() }
     }

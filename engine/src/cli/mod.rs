@@ -6,6 +6,7 @@
 // Writing to the terminal is what this module is for.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod cards;
 mod chat;
 mod config_args;
 mod control;
@@ -70,6 +71,8 @@ struct Cli {
 enum Command {
     /// Show processor, memory, cards and disks as they are seen.
     Hardware(hardware::Args),
+    /// List, describe and share the cards that can be planned for.
+    Cards(cards::Args),
     /// Show what a model will see of a data file: format, problems by line, tokens with those that are learned.
     Inspect(inspect::Args),
     /// Say before anything runs what fits, with which settings, how long it takes and why.
@@ -177,6 +180,7 @@ pub(crate) fn main() -> ExitCode {
 fn dispatch(context: &Context, command: Command) -> Result<Exit, Failure> {
     match command {
         Command::Hardware(args) => hardware::run(context, args),
+        Command::Cards(args) => cards::run(context, args),
         Command::Inspect(args) => inspect::run(context, args),
         Command::Plan(args) => plan::run(context, args),
         Command::Train(args) => train::run(context, args),

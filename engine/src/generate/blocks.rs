@@ -5,7 +5,9 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use crate::model::group::Group;
+use crate::config::{ComputeDtype, LoraConfig};
+use crate::model::group::{Group, GroupShape};
+use crate::model::shape::ModelShape;
 use crate::model::weights::{Norm, Slot};
 use crate::model::{Adapter, Model};
 use crate::ops::attention::Heads;
@@ -24,7 +26,7 @@ pub(super) const ROWS: usize = 512;
 /// Rows that go through the head at once.
 const HEAD_ROWS: usize = 64;
 /// The cache grows by this many rows.
-const CACHE_STEP: usize = 1024;
+const CACHE_STEP: usize = 256;
 
 /// New rows of one sequence: `ids` follow the `n_before` rows that the cache holds from `cache_row` on.
 #[derive(Clone, Copy, Debug)]
@@ -131,8 +133,42 @@ impl Head {
     }
 }
 
+/// Room that is asked for at once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    pub(super) n_rows: usize,
+    pub(super) n_cache_rows: usize,
+    pub(super) n_positions: usize,
+    /// Rows at the head.
+    pub(super) n_head_rows: usize,
+}
+
+/// Bytes that a decoder takes after [`Blocks::reserve`] and [`Blocks::logits`] with this much, without its slot.
+pub(super) fn bytes(shape: &ModelShape, lora: &LoraConfig, compute: ComputeDtype, room: Room) -> u64 {
+    let [qkv, o, gate_up, down] = GroupShape::all(shape, lora).map(|group| group.rank);
+    let element = compute.size_bytes();
+    // As Work::new and Head::new have them.
+    let work = [
+        shape.hidden,
+        shape.hidden + qkv.max(gate_up),
+        shape.q_dim() + 2 * shape.kv_dim(),
+        shape.q_dim() + o,
+        2 * shape.ffn,
+        shape.ffn + down,
+    ];
+    let head = 2 * shape.hidden + shape.vocab_rows;
+    let (n_rows, n_head_rows) = (room.n_rows as u64, room.n_head_rows.min(HEAD_ROWS) as u64);
+    let cache_rows = room.n_cache_rows.next_multiple_of(CACHE_STEP) as u64;
+    let positions = room.n_positions.next_multiple_of(CACHE_STEP) as u64;
+    n_rows * (element * work.iter().sum::<usize>() as u64 + 3 * 4)
+        + n_head_rows * (element * head as u64 + 4)
+        + cache_rows * element * (2 * shape.kv_dim() * shape.n_layers) as u64
+        + positions * 4 * shape.head_dim as u64
+}
+
 impl<'a> Blocks<'a> {
-    pub(super) fn new(model: &'a Model, adapter: Option<&'a Adapter>) -> Result<Self> {
+    /// `slot` is where a quantised base is dequantised; one of its own where nobody lends one.
+    pub(super) fn new(model: &'a Model, adapter: Option<&'a Adapter>, slot: Option<Slot>) -> Result<Self> {
         let (shape, device) = (&model.shape, model.device());
         if let Some(adapter) = adapter {
             model.place_adapter(adapter)?;
@@ -142,7 +178,7 @@ impl<'a> Blocks<'a> {
             model,
             adapter,
             heads: Heads { n_heads: shape.n_heads, n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim },
-            slot: model.slot(None)?,
+            slot: slot.map_or_else(|| model.slot(None), Ok)?,
             cache: (0..shape.n_layers).map(|_| empty()).collect::<Result<_>>()?,
             rotations: rope::table(&shape.rope.frequencies(shape.head_dim), 0, device)?,
             work: Work::new(model, 0)?,

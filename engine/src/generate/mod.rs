@@ -17,9 +17,11 @@ use std::ops::ControlFlow;
 
 pub use error::Error;
 
+use crate::config::{ComputeDtype, LoraConfig};
 use crate::model::group::GroupShape;
-use crate::model::{Adapter, Model};
-use blocks::{Blocks, Piece, ROWS};
+use crate::model::weights::Slot;
+use crate::model::{Adapter, Model, ModelShape};
+use blocks::{Blocks, Piece, ROWS, Room};
 use sampling::Sampler;
 pub(crate) use sampling::largest;
 
@@ -57,6 +59,41 @@ impl GenerateOptions {
         }
         Ok(())
     }
+}
+
+/// What a [`Generator`] is asked for, for a plan of its memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) n_prompts: usize,
+    /// Tokens of the longest prompt.
+    pub(crate) prompt_tokens: usize,
+    pub(crate) max_new_tokens: usize,
+    /// Keys and values held at once, see [`Generator::beside_training`].
+    pub(crate) cache_bytes: usize,
+}
+
+/// Most bytes that answering takes beside the model, the adapter and a lent slot; what prompts have in common only makes it less.
+pub(crate) fn most_bytes(shape: &ModelShape, lora: &LoraConfig, compute: ComputeDtype, asked: &Asked) -> u64 {
+    if asked.n_prompts == 0 {
+        return 0;
+    }
+    let element = compute.size_bytes();
+    let prompt_tokens = asked.prompt_tokens.min(shape.max_positions);
+    let n_positions = (prompt_tokens + asked.max_new_tokens).min(shape.max_positions);
+    // As `Generator::wave` divides them: any prompts that the cache may hold at once, or a single longer one.
+    let cached = n_positions - 1;
+    let n_cache_rows = (asked.n_prompts * cached).min(cache_rows(shape, element, asked.cache_bytes)).max(cached);
+    let n_rows = (asked.n_prompts * prompt_tokens).clamp(asked.n_prompts.min(ROWS), ROWS);
+    let room = Room { n_rows, n_cache_rows, n_positions, n_head_rows: asked.n_prompts };
+    // The common beginning on its way to the other prompts, and the logits as they are read.
+    let copied = if asked.n_prompts > 1 { (prompt_tokens * 2 * shape.kv_dim()) as u64 * element } else { 0 };
+    let logits = (asked.n_prompts.min(ROWS) * shape.vocab_rows) as u64 * ComputeDtype::F32.size_bytes();
+    blocks::bytes(shape, lora, compute, room) + copied.max(logits)
+}
+
+/// Rows of a cache of so many bytes.
+fn cache_rows(shape: &ModelShape, element_bytes: u64, cache_bytes: usize) -> usize {
+    cache_bytes / (shape.n_layers * 2 * shape.kv_dim() * element_bytes as usize)
 }
 
 /// Answers prompts with a model, with or without an adapter.
@@ -107,13 +144,33 @@ impl Sequence<'_> {
 impl<'a> Generator<'a> {
     /// A generator for `model`, which has to be loaded for the adapter's ranks.
     pub fn new(model: &'a Model, adapter: Option<&'a Adapter>) -> Result<Self, Error> {
+        Self::with(model, adapter, None, CACHE_BYTES)
+    }
+
+    /// A generator that takes little memory beside a training that waits for it: it dequantises in the training's `slot` and holds
+    /// at most `cache_bytes` of keys and values at once, or those of one prompt where these are more.
+    pub(crate) fn beside_training(
+        model: &'a Model,
+        adapter: &'a Adapter,
+        slot: Slot,
+        cache_bytes: usize,
+    ) -> Result<Self, Error> {
+        Self::with(model, Some(adapter), Some(slot), cache_bytes)
+    }
+
+    fn with(
+        model: &'a Model,
+        adapter: Option<&'a Adapter>,
+        slot: Option<Slot>,
+        cache_bytes: usize,
+    ) -> Result<Self, Error> {
         if let Some(adapter) = adapter
             && GroupShape::all(&model.shape, adapter.lora()) != model.groups
         {
             let model_ranks = [0, 1, 2, 3].map(|i| model.groups[i].rank);
             return Err(Error::AdapterMismatch { adapter_rank: adapter.lora().rank, model_ranks });
         }
-        Ok(Self { model, blocks: Blocks::new(model, adapter)?, kept: Vec::new(), cache_bytes: CACHE_BYTES })
+        Ok(Self { model, blocks: Blocks::new(model, adapter, slot)?, kept: Vec::new(), cache_bytes })
     }
 
     /// Bytes that are allocated at present beside the model and the adapter.
@@ -167,7 +224,7 @@ impl<'a> Generator<'a> {
     /// As many of the first prompts as the cache may hold, at least one, with the rows they need.
     fn wave<'p>(&self, prompts: &'p [Vec<u32>], first: usize, max_new_tokens: usize) -> (Vec<Sequence<'p>>, usize) {
         let shape = &self.model.shape;
-        let budget = self.cache_bytes / (shape.n_layers * 2 * shape.kv_dim() * 4);
+        let budget = cache_rows(shape, self.model.dtype().size_in_bytes() as u64, self.cache_bytes);
         let mut wave = Vec::new();
         let mut n_rows = 0;
         for (i, prompt_ids) in prompts.iter().enumerate() {

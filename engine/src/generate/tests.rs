@@ -258,8 +258,35 @@ fn the_bytes_reported_are_those_of_the_buffers() {
     assert_eq!(generator.bytes(), 0);
     generator.logits(&prompt(10, 1)).unwrap();
     // Ten rows of x 32, norm 32 + 9, qkv 64, attention 32 + 3, gate and up 160, activation 80 + 3 and three integers;
-    // ten rows at the head of 2 x 32, 320 logits and an index; 1024 rows of cache in two layers; rotations of 1024
+    // ten rows at the head of 2 x 32, 320 logits and an index; 256 rows of cache in two layers; rotations of 256
     // positions.
-    let expected = 10 * (32 + 41 + 64 + 35 + 160 + 83 + 3) + 10 * (64 + 320 + 1) + 2 * 1024 * 32 + 1024 * 8;
+    let expected = 10 * (32 + 41 + 64 + 35 + 160 + 83 + 3) + 10 * (64 + 320 + 1) + 2 * 256 * 32 + 256 * 8;
     assert_eq!(generator.bytes(), 4 * expected as u64);
+}
+
+#[test]
+fn answers_take_the_memory_that_a_plan_foresees() {
+    for (name, base, n_prompts, n, cache_bytes) in [
+        ("tiny-llama3", BaseFormat::F32, 1, 1, 1 << 20),
+        ("tiny-llama3", BaseFormat::Nf4, 3, 40, 1 << 20),
+        ("tiny-tied", BaseFormat::F32, 6, 110, 1 << 30),
+        // One at a time: the cache holds less than a prompt.
+        ("tiny-tied", BaseFormat::Nf4, 4, 100, 1 << 10),
+    ] {
+        let (model, adapter) = tuned(name, base);
+        let slot = model.slot(None).unwrap();
+        let of_slot = slot.bytes();
+        let mut generator = Generator::beside_training(&model, &adapter, slot, cache_bytes).unwrap();
+        let prompts: Vec<Vec<u32>> = (1..=n_prompts as u32).map(|seed| prompt(n, seed)).collect();
+        generator.generate(&prompts, &GenerateOptions::greedy(12, &[]), &mut go_on).unwrap();
+        let asked = Asked { n_prompts, prompt_tokens: n, max_new_tokens: 12, cache_bytes };
+        let planned = most_bytes(&model.shape, adapter.lora(), ComputeDtype::F32, &asked);
+        let held = generator.bytes() - of_slot;
+        // Beyond what is held: a copy on its way, and prompts that could have been up to the cache's size.
+        let copied = (n * 2 * model.shape.kv_dim()).max(n_prompts * model.shape.vocab_rows) as u64 * 4;
+        assert!((held..=held + copied + cache_bytes as u64).contains(&planned), "{name} {n}: {planned} for {held}");
+        if cache_bytes >= 1 << 20 {
+            assert!(planned <= held + copied, "{name} {n}: {planned} for {held} and {copied}");
+        }
+    }
 }

@@ -19,6 +19,12 @@ pub enum Error {
     WriteDisk { path: PathBuf, source: std::io::Error },
     #[error("{card}, which {} describes, is not here to be trained on", path.display())]
     NotHere { card: String, path: PathBuf },
+    #[error("the card's profile {} cannot be written or deleted: {source}", path.display())]
+    WriteCard { path: PathBuf, source: std::io::Error },
+    #[error("a card's name has 1 to {} characters, and this one has {n_chars}", crate::named::MOST_CHARS)]
+    BadCardName { n_chars: usize },
+    #[error("{name} is a card that comes with Hearth and stays as it is")]
+    BundledCard { name: String },
 }
 
 impl Explain for Error {
@@ -30,6 +36,9 @@ impl Explain for Error {
             Error::WriteRates { .. } => "hardware.write_rates",
             Error::WriteDisk { .. } => "hardware.write_disk",
             Error::NotHere { .. } => "hardware.not_here",
+            Error::WriteCard { .. } => "hardware.write_card",
+            Error::BadCardName { .. } => "hardware.bad_card_name",
+            Error::BundledCard { .. } => "hardware.bundled_card",
         }
     }
 
@@ -42,13 +51,15 @@ impl Explain for Error {
             Error::BadRates { .. } => {
                 "Delete the file: speeds are measured again by the next run, until then they are calculated.".into()
             }
-            Error::WriteRates { .. } | Error::WriteDisk { .. } => {
-                "Free some space or check that you may write to this folder.".into()
-            }
             Error::NotHere { .. } => format!(
                 "Plans can be made for it. To train on what is in this computer, leave {HARDWARE_FILE} empty; if the card \
                  is in it, `hearth hardware` says why it is not used."
             ),
+            Error::BadCardName { .. } => "Give it another name.".into(),
+            Error::BundledCard { name } => format!("Save it under another name: a copy of {name} can be changed."),
+            Error::WriteRates { .. } | Error::WriteCard { .. } | Error::WriteDisk { .. } => {
+                "Free some space or check that you may write to this folder.".into()
+            }
         }
     }
 }

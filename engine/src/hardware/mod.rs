@@ -15,6 +15,7 @@ mod nvml;
 mod profile;
 mod rates;
 mod smi;
+mod store;
 mod watch;
 
 use std::path::{Path, PathBuf};
@@ -30,9 +31,10 @@ pub use self::detect::{CardProbe, detect, detect_with};
 pub use self::disk::measure_write;
 pub use self::error::Error;
 pub use self::here::{HARDWARE_FILE, card_free_bytes, described_by, here, here_to_train, watch};
-pub use self::profile::{Profile, profile, profile_of, profiles};
+pub use self::profile::{Host, Profile, ProfileCard, profile, profile_of, profiles};
 pub use self::rates::{MeasuredRate, RATES_FILE, read_rates, record_rate};
 pub use self::smi::{CardOutcome, CardReport};
+pub use self::store::{CardStore, OwnCard};
 pub use self::watch::{CardReading, CardSample, CardWatch, Throttle, WATCH_EVERY};
 
 /// A computer, this one or a described one.

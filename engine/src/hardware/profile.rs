@@ -80,6 +80,9 @@ pub struct ProfileCard {
     pub release_price_usd: Option<f64>,
 }
 
+/// Source of a figure that a person gave.
+pub(super) const BY_HAND: &str = "entered by hand";
+
 /// All bundled profiles.
 pub fn profiles() -> &'static [Profile] {
     &PROFILES
@@ -119,10 +122,33 @@ impl Profile {
     /// Reads a profile's TOML; the error says where and why not.
     pub(super) fn parse(text: &str) -> Result<Profile, String> {
         let profile: Profile = toml::from_str(text).map_err(|e| e.to_string())?;
-        if profile.host.n_cores == 0 {
-            return Err("host.n_cores is 0".into());
-        }
+        profile.check()?;
         Ok(profile)
+    }
+
+    /// Refuses figures with which nothing can be planned, naming the first.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let of_card = |card: &ProfileCard| {
+            let whole = [
+                ("card.memory_bytes", card.memory_bytes),
+                ("card.bandwidth_bytes_per_s", card.bandwidth_bytes_per_s),
+                ("card.tensor_flops_per_s", card.tensor_flops_per_s),
+                ("card.bus_bytes_per_s", card.bus_bytes_per_s),
+            ];
+            let power = ("card.board_power_w", u64::from(card.board_power_w > 0.0 && card.board_power_w.is_finite()));
+            [power].into_iter().chain(whole)
+        };
+        let host = [("host.n_cores", self.host.n_cores as u64), ("host.memory_bytes", self.host.memory_bytes)];
+        let mut figures = host.into_iter().chain(self.card.iter().flat_map(of_card));
+        match figures.find(|&(_, value)| value == 0) {
+            Some((name, _)) => Err(format!("{name} is 0")),
+            None => Ok(()),
+        }
+    }
+
+    /// As a file of its own.
+    pub(super) fn to_toml(&self) -> Result<String, String> {
+        toml::to_string(self).map_err(|e| e.to_string())
     }
 
     /// A computer as described, with its card or without.

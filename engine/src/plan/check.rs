@@ -47,7 +47,19 @@ pub(super) fn check(
     range(epochs > 0.0 && epochs <= 1e6, "epochs", epochs, "above 0 and at most 1000000")?;
     let fraction = config.evaluation.fraction;
     range((0.0..1.0).contains(&fraction), "evaluation.fraction", fraction, "at least 0 and below 1")?;
+    prices(config)?;
     batch(config)
+}
+
+fn prices(config: &RunConfig) -> Result<(), Error> {
+    let Some(prices) = &config.prices else { return Ok(()) };
+    let values =
+        [("prices.per_kwh", prices.per_kwh), ("prices.per_hour", prices.per_hour), ("prices.power_w", prices.power_w)];
+    for (field, value) in values {
+        let is_price = value.is_none_or(|value| value.is_finite() && value >= 0.0);
+        range(is_price, field, value.unwrap_or(0.0), "at least 0 and finite")?;
+    }
+    Ok(())
 }
 
 fn adapter(config: &RunConfig) -> Result<(), Error> {
@@ -66,7 +78,8 @@ fn adapter(config: &RunConfig) -> Result<(), Error> {
     Ok(())
 }
 
-fn precision(config: &RunConfig, hardware: &Hardware) -> Result<(), Error> {
+/// Refuses number formats that the hardware lacks or that contradict each other.
+pub(super) fn precision(config: &RunConfig, hardware: &Hardware) -> Result<(), Error> {
     let compute = config.compute.unwrap_or(hardware.compute_dtype());
     if compute == ComputeDtype::Bf16 && hardware.compute_dtype() != ComputeDtype::Bf16 {
         return Err(Error::NoBf16 { device: hardware.device_name().into() });

@@ -5,23 +5,35 @@
 
 pub mod layout;
 
+mod beside;
 mod check;
 mod cost;
 mod error;
+mod largest;
 mod lengths;
+mod price;
 mod propose;
 mod reasons;
 mod remedy;
+mod table;
 
 use serde::{Deserialize, Serialize};
 use ts_rs::TS;
 
+pub use self::beside::{CARD_OVERHEAD_BYTES, CUDA_CONTEXT_BYTES, SAMPLE_CACHE_BYTES, SAMPLE_TOKENS, planned_bytes};
 pub use self::cost::{Basis, TimeEstimate, model_key};
 pub use self::error::Error;
-pub use self::propose::{CARD_OVERHEAD_BYTES, CUDA_CONTEXT_BYTES, EPOCHS, HEAD_ROWS};
-pub use self::reasons::{Change, Reason};
+pub use self::largest::{
+    ASSUMED_EXAMPLES, ASSUMED_LENGTH, Bound, Largest, NextLarger, Quantity, assumed_examples, largest_micro_batch,
+    largest_model, largest_rank, longest,
+};
+pub use self::price::Price;
+pub use self::propose::{EPOCHS, HEAD_ROWS};
+pub use self::reasons::{Change, Reason, settings_in_words};
 pub use self::remedy::Remedy;
+pub use self::table::{CardTable, CellPlan, Fit, TableCard, TableCell, TableRow, card_table};
 
+use self::beside::Sums;
 use self::propose::{Proposal, Task};
 use crate::config::{ComputeDtype, RunConfig, Settings};
 use crate::data::DataStats;
@@ -192,6 +204,8 @@ pub struct Plan {
     pub warnings: Vec<PlanWarning>,
     /// How long.
     pub time: TimeEstimate,
+    /// What that costs, where the config has prices.
+    pub price: Option<Price>,
     /// What happens to the examples.
     pub data: DataUse,
     /// Elements that are trained.
@@ -235,7 +249,8 @@ impl Plan {
 /// Wishes that contradict each other or make no sense, and data without anything to learn; never a lack of memory.
 pub fn plan(shape: &ModelShape, data: &DataStats, config: &RunConfig, hardware: &Hardware) -> Result<Plan, Error> {
     check::check(shape, data, config, hardware)?;
-    let task = Task::new(shape, data, hardware);
+    let sums = Sums::default();
+    let task = Task::new(shape, data, hardware, &sums);
     let proposal = task.propose(config)?;
     let fits = proposal.fits();
     let remedies = if fits { Vec::new() } else { remedy::remedies(&task, config, &proposal) };
@@ -255,6 +270,7 @@ pub fn plan(shape: &ModelShape, data: &DataStats, config: &RunConfig, hardware: 
         planned_bytes: proposal.planned_bytes,
         budget_bytes: proposal.budget.budget_bytes,
         budget: proposal.budget,
+        price: config.prices.as_ref().map(|prices| Price::new(prices, hardware, &proposal.time)),
         time: proposal.time,
         settings: proposal.settings,
     })

@@ -1,8 +1,9 @@
 //! The search: what a config leaves open is tried, what fits and is fastest is proposed.
 
+use super::beside::{self, Sums};
 use super::cost::{self, Flops, Load, Mix, TimeEstimate};
 use super::lengths::{Kept, Lengths};
-use super::{Budget, DataUse, Error, Family, PlanItem, layout};
+use super::{Budget, DataUse, Error, PlanItem};
 use crate::config::{BaseFormat, ComputeDtype, OptimizerKind, OverLength, Recompute, RunConfig, Settings};
 use crate::data::DataStats;
 use crate::hardware::{Hardware, TrainOn};
@@ -44,13 +45,6 @@ const MLP_ROWS: [usize; 2] = [4096, 1024];
 /// Of the system memory that is free, what a run may pin for inputs and weights that wait there.
 const PINNED_SHARE: f64 = 0.5;
 
-/// Context and modules of CUDA: what the driver counted for a process beside its buffers and libraries on an H200 (driver 580),
-/// whatever the model. Smaller cards take less.
-pub const CUDA_CONTEXT_BYTES: u64 = 602 << 20;
-/// The workspace of cuBLASLt, and what the driver's pool rounds up.
-const CUDA_LIBRARIES_BYTES: u64 = 64 << 20;
-/// What a process takes of a card beside the buffers of [`layout::layout`].
-pub const CARD_OVERHEAD_BYTES: u64 = CUDA_CONTEXT_BYTES + CUDA_LIBRARIES_BYTES;
 /// What the desktop holds of a card nobody looked at.
 const ASSUMED_DESKTOP_BYTES: u64 = 730 << 20;
 
@@ -67,6 +61,7 @@ pub(super) struct Task<'a> {
     pub(super) shape: &'a ModelShape,
     pub(super) hardware: &'a Hardware,
     pub(super) lengths: Lengths,
+    sums: &'a Sums,
 }
 
 /// Settings, and what they cost.
@@ -101,8 +96,25 @@ struct Frame {
 }
 
 impl<'a> Task<'a> {
-    pub(super) fn new(shape: &'a ModelShape, data: &DataStats, hardware: &'a Hardware) -> Self {
-        Task { shape, hardware, lengths: Lengths::new(data) }
+    /// `sums` are those of this shape.
+    pub(super) fn new(shape: &'a ModelShape, data: &DataStats, hardware: &'a Hardware, sums: &'a Sums) -> Self {
+        Task { shape, hardware, lengths: Lengths::new(data), sums }
+    }
+
+    /// The same examples for another model.
+    pub(super) fn with_model<'b>(&self, shape: &'b ModelShape, sums: &'b Sums) -> Task<'b>
+    where
+        'a: 'b,
+    {
+        Task { shape, hardware: self.hardware, lengths: self.lengths.clone(), sums }
+    }
+
+    /// The same on another computer.
+    pub(super) fn on<'b>(&self, hardware: &'b Hardware) -> Task<'b>
+    where
+        'a: 'b,
+    {
+        Task { shape: self.shape, hardware, lengths: self.lengths.clone(), sums: self.sums }
     }
 
     /// The proposal for what `config` leaves open.
@@ -192,27 +204,14 @@ impl<'a> Task<'a> {
         (length >= self.lengths.max).then_some(length)
     }
 
-    /// The buffers of the step, and what a card needs besides.
+    /// The lines of [`Task::bytes`].
     pub(super) fn items(&self, settings: &Settings) -> Vec<PlanItem> {
-        let mut items: Vec<PlanItem> = layout::layout(self.shape, settings).items.iter().map(PlanItem::from).collect();
-        if self.hardware.train_on == TrainOn::Card {
-            let own = |name: &str, label: &str, bytes| PlanItem {
-                name: name.into(),
-                label: label.into(),
-                family: Family::Runtime,
-                bytes,
-                changed_by: None,
-            };
-            items.push(own("cuda_context", "CUDA context", CUDA_CONTEXT_BYTES));
-            items.push(own("cuda_libraries", "Libraries", CUDA_LIBRARIES_BYTES));
-        }
-        items
+        beside::items(self.shape, settings)
     }
 
+    /// Planned peak.
     pub(super) fn bytes(&self, settings: &Settings) -> u64 {
-        let items = layout::layout(self.shape, settings).items;
-        let device = if self.hardware.train_on == TrainOn::Card { CARD_OVERHEAD_BYTES } else { 0 };
-        items.iter().map(|item| item.bytes).fold(device, u64::saturating_add)
+        self.sums.planned_bytes(self.shape, settings)
     }
 
     pub(super) fn budget(&self, config: &RunConfig) -> Budget {
@@ -247,7 +246,18 @@ impl<'a> Task<'a> {
         tokens.max(2).next_multiple_of(LENGTH_STEP).min(self.shape.max_positions.max(2))
     }
 
+    /// Where nothing fits, held-out prompts stay unanswered at evaluations before the plan says so.
     fn propose_at(&self, config: &RunConfig, budget: &Budget, length: usize) -> Result<Proposal, Error> {
+        let proposal = self.fastest_at(config, budget, length)?;
+        if proposal.fits() || proposal.settings.n_samples == 0 {
+            return Ok(proposal);
+        }
+        let mut silent = config.clone();
+        silent.evaluation.n_samples = 0;
+        self.fastest_at(&silent, budget, length)
+    }
+
+    fn fastest_at(&self, config: &RunConfig, budget: &Budget, length: usize) -> Result<Proposal, Error> {
         let frame = self.frame(config, budget, length)?;
         let bases = self.bases(config);
         // Bytes grow with the micro-batch and the rows, so the least is found without trying the rest.
@@ -559,7 +569,7 @@ fn settings(
             .every_steps
             .unwrap_or_else(|| if evaluates(config, frame) { (n_steps / N_EVALUATIONS).max(1) } else { n_steps }),
         patience: config.evaluation.patience,
-        n_samples: config.evaluation.n_samples,
+        n_samples: if evaluates(config, frame) { config.evaluation.n_samples } else { 0 },
         checkpoints: config.checkpoints.clone(),
         seed: config.seed,
         // Where and in which form it is computed: the candidate's.

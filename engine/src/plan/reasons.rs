@@ -429,6 +429,20 @@ fn base_name(base: BaseFormat) -> &'static str {
     }
 }
 
+/// The settings that memory and time depend on: "NF4 base, rank 16, 2,048 tokens, 1 × 16, AdamW 8-bit, recomputes: most (c0)".
+pub fn settings_in_words(settings: &Settings) -> String {
+    format!(
+        "{}, rank {}, {}, {} × {}, AdamW {}, recomputes: {}",
+        base_name(settings.base),
+        settings.lora.rank,
+        format::counted(settings.length, "token"),
+        settings.micro_batch,
+        settings.accumulation,
+        optimizer_name(settings.optimizer),
+        mode_name(settings.recompute).to_lowercase()
+    )
+}
+
 fn optimizer_name(kind: OptimizerKind) -> &'static str {
     match kind {
         OptimizerKind::AdamW32 => "32-bit",
@@ -543,6 +557,10 @@ pub(super) fn warnings(task: &Task, config: &RunConfig, proposal: &Proposal) -> 
             warn("card_planned_only", "This is a plan for a card; this engine trains on the processor.".into());
         }
         (TrainOn::Card, _) | (TrainOn::Processor, None) => {}
+    }
+    let evaluates = config.data.evaluation_path.is_some() || data.n_held_out > 0;
+    if evaluates && config.evaluation.n_samples > 0 && proposal.settings.n_samples == 0 {
+        warn("no_samples", "Held-out prompts are not answered at evaluations: there is no memory for it.".into());
     }
     if proposal.time.total_s > LONG_RUN_S {
         warn(

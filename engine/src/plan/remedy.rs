@@ -3,17 +3,21 @@
 use serde::{Deserialize, Serialize};
 use ts_rs::TS;
 
+use super::beside::Sums;
+use super::check;
 use super::propose::{LENGTH_STEP, Proposal, Task, cuts};
 use crate::config::{BaseFormat, OptimizerKind, Recompute, RunConfig};
 use crate::format;
+use crate::hardware::{Profile, ProfileCard, profiles};
+use crate::model::{Catalogue, CatalogueModel, ModelShape};
 
 /// One change. Each adds to those before it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
 #[ts(export)]
 pub struct Remedy {
-    /// Field of [`RunConfig`], `data.length`; `other_programs` and `model` where it is none.
+    /// Field of [`RunConfig`], `data.length`; `other_programs` and `card` where it is none.
     pub setting: String,
-    /// Its new value, as a config holds it; empty where it is none.
+    /// Its new value, as a config holds it: a model's id in the catalogue, a card's profile; empty where it is none.
     pub value: String,
     /// The change and its cost, a sentence.
     pub words: String,
@@ -24,7 +28,7 @@ pub struct Remedy {
     pub enough: bool,
 }
 
-/// Changes up to the first that is enough, and a smaller model where none is.
+/// Changes up to the first that is enough; where none is, what would do instead of them: a smaller model, another card.
 pub(super) fn remedies(task: &Task, config: &RunConfig, least: &Proposal) -> Vec<Remedy> {
     let mut remedies = vec![free_memory(task, config, least)];
     // Asked to keep within a limit, raising it is the whole answer; with memory that does not exist it is none.
@@ -42,14 +46,59 @@ pub(super) fn remedies(task: &Task, config: &RunConfig, least: &Proposal) -> Vec
             return remedies;
         }
     }
-    remedies.push(Remedy {
-        setting: "model".into(),
-        value: String::new(),
-        words: format!("Choose a smaller model: the least this one needs is {}.", format::bytes(search.bytes)),
-        saves_bytes: 0,
-        enough: false,
-    });
+    remedies.push(smaller_model(task, config, search.bytes));
+    remedies.extend(larger_card(task, config));
     remedies
+}
+
+/// The largest published model that fits with the config as it was asked for.
+fn smaller_model(task: &Task, config: &RunConfig, least_bytes: u64) -> Remedy {
+    let mut smaller: Vec<&CatalogueModel> = Catalogue::bundled().models.iter().collect();
+    smaller.retain(|model| model.shape.params() < task.shape.params() && takes_length(&model.shape, config));
+    smaller.sort_by_key(|model| std::cmp::Reverse(model.shape.params()));
+    let fits = |model: &&CatalogueModel| {
+        let sums = Sums::default();
+        task.with_model(&model.shape, &sums).propose(config).is_ok_and(|proposal| proposal.fits())
+    };
+    let found = smaller.into_iter().find(fits);
+    let least = format!("the least this one needs is {}", format::bytes(least_bytes));
+    Remedy {
+        setting: "model".into(),
+        value: found.map(|model| model.id.clone()).unwrap_or_default(),
+        words: match found {
+            Some(model) => format!("Choose a smaller model: {least}; {} fits as you asked.", model.title),
+            None => format!("Choose a smaller model: {least}."),
+        },
+        saves_bytes: 0,
+        enough: found.is_some(),
+    }
+}
+
+fn takes_length(shape: &ModelShape, config: &RunConfig) -> bool {
+    config.data.length.is_none_or(|length| length <= shape.max_positions)
+}
+
+/// The smallest described card on which the config fits as it was asked for: of cards with as much memory the cheapest.
+fn larger_card(task: &Task, config: &RunConfig) -> Option<Remedy> {
+    // The limit was one of the device that there is.
+    let config = RunConfig { memory_limit_bytes: None, ..config.clone() };
+    let mut cards: Vec<(&Profile, &ProfileCard)> =
+        profiles().iter().filter_map(|profile| Some((profile, profile.card.as_ref()?))).collect();
+    let price = |card: &ProfileCard| card.release_price_usd.unwrap_or(f64::INFINITY);
+    cards.sort_by(|(_, a), (_, b)| a.memory_bytes.cmp(&b.memory_bytes).then(price(a).total_cmp(&price(b))));
+    let (profile, card) = cards.into_iter().find(|(profile, _)| {
+        let hardware = profile.in_computer(task.hardware);
+        let can = check::precision(&config, &hardware).is_ok();
+        can && task.on(&hardware).propose(&config).is_ok_and(|proposal| proposal.fits())
+    })?;
+    let memory = format::bytes(card.memory_bytes);
+    Some(Remedy {
+        setting: "card".into(),
+        value: profile.id.clone(),
+        words: format!("Use a card with {memory}: on {} it fits as you asked.", profile.name),
+        saves_bytes: 0,
+        enough: true,
+    })
 }
 
 fn free_memory(task: &Task, config: &RunConfig, least: &Proposal) -> Remedy {

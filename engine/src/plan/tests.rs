@@ -473,7 +473,27 @@ fn a_model_beyond_every_change_is_answered_with_a_smaller_model() {
     hardware.cards[0].memory_bytes = 2 << 30;
     let plan = plan(&llama_8b(), &examples(500, 50, 300), &config(), &hardware).expect("planned");
     assert!(!plan.fits);
-    assert_eq!(plan.remedies.last().expect("some").setting, "model");
+    let ends = plan.remedies.iter().rev().take(2).map(|remedy| remedy.setting.as_str()).collect::<Vec<_>>();
+    assert_eq!(ends, ["card", "model"], "{:?}", plan.remedies);
+    // Both say one that does.
+    let [model, card] = &plan.remedies[plan.remedies.len() - 2..] else { panic!("two") };
+    assert!(model.enough && card.enough, "{:?}", plan.remedies);
+    let smaller = crate::model::Catalogue::bundled().find(&model.value).expect("of the catalogue");
+    assert!(smaller.shape.params() < llama_8b().params());
+    let data = examples(500, 50, 300);
+    assert!(super::plan(&smaller.shape, &data, &config(), &hardware).expect("planned").fits);
+    assert!(super::plan(&llama_8b(), &data, &config(), &computer(&card.value)).expect("planned").fits);
+    let gib = profile(&card.value).and_then(|p| p.card.as_ref()).expect("a card").memory_bytes >> 30;
+    let (none_smaller, words) = (gib - 1, format!("a card with {gib} GiB"));
+    assert!(card.words.contains(&words), "{}", card.words);
+    for profile in profiles() {
+        let Some(described) = profile.card.as_ref().filter(|card| card.memory_bytes >> 30 <= none_smaller) else {
+            continue;
+        };
+        let hardware = profile.in_computer(&hardware);
+        let plan = super::plan(&llama_8b(), &data, &config(), &hardware).expect("planned");
+        assert!(!plan.fits, "{} has {} and would do", profile.id, described.memory_bytes);
+    }
 }
 
 #[test]
@@ -576,4 +596,263 @@ fn disk_covers_every_checkpoint_that_exists_at_once() {
     assert_eq!(plan.disk.checkpoints_bytes, 4 * plan.disk.checkpoint_bytes);
     assert!(plan.disk.merged_bytes >= 2 * smollm().params() as u64);
     assert_eq!(plan.disk_bytes, plan.disk.checkpoints_bytes + plan.disk.adapter_bytes + plan.disk.merged_bytes);
+}
+
+fn with_length(length: usize) -> DataStats {
+    assumed_examples(length)
+}
+
+#[test]
+fn the_longest_sequence_fits_and_one_step_more_does_not() {
+    let mut ended_by_the_model = 0;
+    for (shape, id, rank) in [
+        (llama_8b(), "rtx-3060-12gb", 16),
+        (llama_8b(), "rtx-4060-8gb", 8),
+        (llama_1b(), "rtx-2060-6gb", 64),
+        (llama_1b(), "rtx-2050-laptop-4gb", 16),
+        (smollm(), "no-card", 4),
+    ] {
+        // Far enough that memory ends it, but for the last.
+        let shape = ModelShape { max_positions: if id == "no-card" { 1000 } else { 1 << 20 }, ..shape };
+        let (hardware, mut config) = (computer(id), config());
+        config.lora.rank = rank;
+        let found = longest(&shape, &config, &hardware).expect("found");
+        let length = found.value as usize;
+        assert_eq!((found.quantity, found.settings.length, found.settings.micro_batch), (Quantity::Length, length, 1));
+        let again = plan(&shape, &with_length(length), &found.config, &hardware).expect("planned");
+        assert!(again.fits, "{id}");
+        assert_eq!(
+            (&again.settings, again.planned_bytes, &again.time),
+            (&found.settings, found.planned_bytes, &found.time)
+        );
+        if length == shape.max_positions {
+            assert_eq!((found.bound, found.next), (Bound::Model, None));
+            ended_by_the_model += 1;
+            continue;
+        }
+        let next = found.next.expect("memory ends it");
+        assert_eq!((found.bound, next.value as usize), (Bound::Memory, length + propose::LENGTH_STEP));
+        let mut more = found.config.clone();
+        more.data.length = Some(next.value as usize);
+        let beyond = plan(&shape, &with_length(next.value as usize), &more, &hardware).expect("planned");
+        assert!(!beyond.fits && beyond.planned_bytes == next.planned_bytes, "{id}: {next:?}");
+        assert!(found.usual.is_none_or(|usual| usual.tokens_per_s > 0.0));
+    }
+    assert_eq!(ended_by_the_model, 1);
+}
+
+#[test]
+fn the_largest_rank_and_micro_batch_fit_and_one_more_does_not() {
+    let data = examples(900, 50, 1500);
+    for (shape, id) in [(llama_8b(), "rtx-3060-12gb"), (llama_1b(), "rtx-2060-6gb"), (llama_1b(), "no-card")] {
+        let hardware = computer(id);
+        let mut asked = config();
+        asked.base = Some(BaseFormat::Nf4);
+        for found in [
+            largest_rank(&shape, &data, &asked, &hardware).expect("found"),
+            largest_micro_batch(&shape, &data, &asked, &hardware).expect("found"),
+        ] {
+            let plan_of = |config: &RunConfig| plan(&shape, &data, config, &hardware).expect("planned");
+            let again = plan_of(&found.config);
+            assert!(again.fits, "{id} {:?}", found.quantity);
+            assert_eq!((again.settings, again.planned_bytes), (found.settings.clone(), found.planned_bytes));
+            let mut more = found.config.clone();
+            let value = found.value as usize;
+            match found.quantity {
+                Quantity::Rank => {
+                    assert_eq!(found.settings.lora.rank, value);
+                    assert!((found.settings.lora.scale() - asked.lora.scale()).abs() < 1e-6, "alpha follows");
+                    remedy::with_rank(&mut more, value + 1);
+                }
+                _ => {
+                    assert_eq!(found.settings.micro_batch, value);
+                    more.micro_batch = Some(value + 1);
+                }
+            }
+            let fits = plan_of(&more).fits;
+            assert_eq!(fits, found.bound != Bound::Memory, "{id} {:?} {value}", found.quantity);
+        }
+    }
+}
+
+#[test]
+fn the_largest_model_fits_and_the_next_larger_does_not() {
+    let models = &crate::model::Catalogue::bundled().models;
+    let data = |_: &ModelShape| with_length(1024);
+    let mut last = 0;
+    for id in ["rtx-2050-laptop-4gb", "rtx-3060-12gb", "rtx-4090-24gb", "h100-sxm-80gb"] {
+        let hardware = computer(id);
+        let found = largest_model(models, &data, &config(), &hardware).expect("asked").expect("one fits");
+        let shape_of = |id: &Option<String>| {
+            let id = id.as_deref().expect("named");
+            &models.iter().find(|model| model.id == id).expect("listed").shape
+        };
+        let shape = shape_of(&found.model);
+        assert!(plan(shape, &with_length(1024), &found.config, &hardware).expect("planned").fits);
+        let larger: Vec<_> = models.iter().filter(|model| model.shape.params() > shape.params()).collect();
+        for model in &larger {
+            assert!(
+                !plan(&model.shape, &with_length(1024), &config(), &hardware).expect("planned").fits,
+                "{}",
+                model.id
+            );
+        }
+        assert_eq!(found.next.is_some(), !larger.is_empty());
+        assert!(found.value >= last, "{id}: more memory, smaller model");
+        last = found.value;
+    }
+}
+
+#[test]
+fn where_not_even_the_least_fits_a_reverse_question_is_answered_with_remedies() {
+    let mut hardware = computer("rtx-2060-6gb");
+    hardware.cards[0].memory_bytes = 3 << 30;
+    let data = examples(500, 50, 300);
+    for refused in [
+        longest(&llama_8b(), &config(), &hardware),
+        largest_rank(&llama_8b(), &data, &config(), &hardware),
+        largest_micro_batch(&llama_8b(), &data, &config(), &hardware),
+    ] {
+        let error = refused.expect_err("8B in 3 GiB");
+        assert_eq!(error.code(), "plan.does_not_fit");
+        assert!(error.next_step().contains("smaller model"), "{}", error.next_step());
+    }
+    let large: Vec<_> =
+        crate::model::Catalogue::bundled().models.iter().filter(|m| m.id.ends_with("70b")).cloned().collect();
+    let none = largest_model(&large, &|_| with_length(512), &config(), &hardware).expect("asked");
+    assert!(none.is_none());
+}
+
+#[test]
+fn a_cell_of_the_table_is_the_plan_in_short() {
+    let models: Vec<_> = crate::model::Catalogue::bundled().models.iter().collect();
+    let cards: Vec<_> = profiles().iter().step_by(9).collect();
+    let mut asked = config();
+    asked.data.over_length = OverLength::Truncate;
+    asked.prices = Some(crate::config::Prices { per_kwh: Some(0.3), ..Default::default() });
+    let data = |shape: &ModelShape| with_length(shape.max_positions.min(1536));
+    let table = card_table(&models, &cards, &data, &asked);
+    assert_eq!((table.rows.len(), table.cards.len()), (models.len(), cards.len()));
+    let mut seen = std::collections::BTreeMap::new();
+    for (row, model) in table.rows.iter().zip(&models) {
+        assert_eq!(row.id, model.id);
+        for ((cell, column), profile) in row.cells.iter().zip(&table.cards).zip(&cards) {
+            assert_eq!(column.id, profile.id);
+            let TableCell::Planned(cell) = cell else { panic!("{}: {cell:?}", model.id) };
+            let plan = plan(&model.shape, &data(&model.shape), &asked, &profile.hardware()).expect("planned");
+            assert_eq!((cell.planned_bytes, cell.budget_bytes), (plan.planned_bytes, plan.budget_bytes));
+            assert_eq!((cell.total_s, cell.tokens_per_s), (plan.time.total_s, plan.time.tokens_per_s));
+            assert_eq!((cell.base, cell.length, &cell.price), (plan.settings.base, plan.settings.length, &plan.price));
+            assert_eq!(cell.fit == Fit::No, !plan.fits);
+            assert_eq!(cell.fit == Fit::Comfortable, plan.fits && plan.settings.recompute == Recompute::N);
+            *seen.entry(format!("{:?}", cell.fit)).or_insert(0) += 1;
+        }
+    }
+    assert_eq!(seen.len(), 3, "{seen:?}");
+    // A wish that one card cannot have is refused there alone.
+    asked.compute = Some(crate::config::ComputeDtype::Bf16);
+    let cards = [profile("rtx-2080-8gb").expect("bundled"), profile("rtx-3060-12gb").expect("bundled")];
+    let table = card_table(&models, &cards, &data, &asked);
+    for row in &table.rows {
+        assert!(matches!(&row.cells[0], TableCell::Refused(why) if why.contains("bf16")), "{:?}", row.cells[0]);
+        assert!(matches!(row.cells[1], TableCell::Planned(_)));
+    }
+}
+
+#[test]
+fn prices_become_energy_and_money_and_change_nothing_else() {
+    let (shape, data, hardware) = (llama_1b(), examples(900, 50, 1500), computer("rtx-3060-12gb"));
+    let free = plan(&shape, &data, &config(), &hardware).expect("planned");
+    assert_eq!(free.price, None);
+    let mut priced = config();
+    priced.prices =
+        Some(crate::config::Prices { currency: "EUR".into(), per_kwh: Some(0.3), per_hour: Some(1.5), power_w: None });
+    let plan_of = |config: &RunConfig, hardware: &Hardware| plan(&shape, &data, config, hardware).expect("planned");
+    let plan = plan_of(&priced, &hardware);
+    assert_eq!((&plan.settings, &plan.items, &plan.time), (&free.settings, &free.items, &free.time));
+    let price = plan.price.expect("prices are given");
+    let hours = plan.time.total_s / 3600.0;
+    // 170 W of the board, of which nine tenths, and the computer around it.
+    assert!((price.power_w - (0.9 * 170.0 + 75.0)).abs() < 1e-9 && price.power_words.contains("170 W"), "{price:?}");
+    assert!((price.energy_kwh - price.power_w * hours / 1000.0).abs() < 1e-9);
+    assert!((price.energy_cost.expect("a price") - 0.3 * price.energy_kwh).abs() < 1e-9);
+    assert!((price.rent_cost.expect("a price") - 1.5 * hours).abs() < 1e-9);
+    assert!(price.words().contains("EUR") && price.words().contains("rented"), "{}", price.words());
+    priced.prices.as_mut().expect("given").power_w = Some(100.0);
+    let measured = plan_of(&priced, &no_card()).price.expect("prices are given");
+    assert_eq!((measured.power_w, measured.power_words.as_str()), (100.0, "as given"));
+    priced.prices.as_mut().expect("given").per_kwh = Some(-1.0);
+    let refused = super::plan(&shape, &data, &priced, &hardware).expect_err("refused");
+    assert!(refused.to_string().contains("prices.per_kwh is -1"), "{refused}");
+}
+
+#[test]
+fn the_peak_covers_the_answers_of_an_evaluation_and_the_copy_of_a_checkpoint() {
+    let (shape, data) = (llama_8b(), examples(4668, 100, 1000));
+    let item = |plan: &Plan, name: &str| plan.items.iter().find(|item| item.name == name).map_or(0, |item| item.bytes);
+    let mut asked = fixed(1024, 1, 16, 16);
+    let hardware = computer("rtx-4090-24gb");
+    let plan_of = |config: &RunConfig, hardware: &Hardware| plan(&shape, &data, config, hardware).expect("planned");
+    let with = plan_of(&asked, &hardware);
+    // 1,087 rows of 64 Ki elements of keys and values in 16 bit, in steps of 256.
+    let cache = 1280 * 65_536 * 2;
+    assert!((cache..2 * cache).contains(&item(&with, "samples")), "{}", item(&with, "samples"));
+    asked.evaluation.n_samples = 0;
+    let without = plan_of(&asked, &hardware);
+    assert_eq!(item(&without, "samples"), 0);
+    assert_eq!(with.planned_bytes - without.planned_bytes, item(&with, "samples"));
+    // Where nothing is held out nothing is answered, and on the processor the adapter is copied for a checkpoint.
+    asked.evaluation = crate::config::EvaluationConfig { fraction: 0.0, ..Default::default() };
+    let mut roomy = no_card();
+    (roomy.memory_total_bytes, roomy.memory_available_bytes) = (64 << 30, 60 << 30);
+    let plain = plan_of(&asked, &roomy);
+    assert_eq!((item(&plain, "samples"), item(&plain, "checkpoint")), (0, 4 * plain.n_trained));
+    assert_eq!(plain.settings.n_samples, 0);
+}
+
+#[test]
+fn answers_at_evaluations_give_way_before_a_run_is_refused() {
+    let (shape, data, hardware) = (llama_8b(), examples(4668, 100, 1000), computer("rtx-3060-12gb"));
+    let mut asked = fixed(1024, 1, 16, 16);
+    asked.recompute = Some(Recompute::C0);
+    let plan_of = |config: &RunConfig| plan(&shape, &data, config, &hardware).expect("planned");
+    let samples = {
+        let plan = plan_of(&asked);
+        plan.items.iter().find(|item| item.name == "samples").expect("planned for").bytes
+    };
+    let whole = plan_of(&asked);
+    let least = {
+        asked.evaluation.n_samples = 0;
+        plan_of(&asked).planned_bytes
+    };
+    asked.evaluation.n_samples = 3;
+    // The rows of the head shrink before the answers go, so the limit is just what is needed without them.
+    asked.memory_limit_bytes = Some(least.min(whole.planned_bytes - samples));
+    let tight = plan_of(&asked);
+    assert!(tight.fits, "{} of {}", tight.planned_bytes, tight.budget_bytes);
+    assert_eq!(tight.settings.n_samples, 0);
+    assert!(tight.warnings.iter().any(|warning| warning.code == "no_samples"), "{:?}", tight.warnings);
+}
+
+#[test]
+fn remembered_sums_are_those_of_the_layout() {
+    let mut rng = ChaCha8Rng::seed_from_u64(11);
+    let shape = llama_1b();
+    let sums = beside::Sums::default();
+    for _ in 0..300 {
+        let s = Settings {
+            length: *[64, 512, 1000].choose(&mut rng).expect("not empty"),
+            micro_batch: rng.random_range(1..4),
+            accumulation: rng.random_range(1..4),
+            n_layers_eased: rng.random_range(0..3),
+            recompute: *[Recompute::N, Recompute::C1, Recompute::C0].choose(&mut rng).expect("not empty"),
+            base: *[BaseFormat::F32, BaseFormat::Nf4].choose(&mut rng).expect("not empty"),
+            optimizer: *[OptimizerKind::AdamW32, OptimizerKind::AdamW8].choose(&mut rng).expect("not empty"),
+            lora: LoraConfig { rank: rng.random_range(1..3), alpha: rng.random(), ..Default::default() },
+            n_samples: rng.random_range(0..3),
+            learning_rate: rng.random(),
+            ..Settings::default()
+        };
+        assert_eq!(sums.planned_bytes(&shape, &s), planned_bytes(&shape, &s), "{s:?}");
+    }
 }

@@ -41,5 +41,5 @@ pub use inspection::{InspectedDataset, InspectedExample, InspectedModel, Inspect
 pub use prepare::{Opened, sentence};
 pub use schedule::{Schedule, dropout_seed};
 pub use session::{Prompt, Resumed, ask_continue, ask_pause, ask_stop, create, load_adapter, prompts, resume, train};
-pub use store::{Inputs, RunFolder, RunRecord, RunState, RunSummary, list, runs_dir};
+pub use store::{Inputs, RunFolder, RunRecord, RunState, RunSummary, home, list, runs_dir};
 pub use training::Outcome;

@@ -20,7 +20,7 @@ use crate::error::Explain;
 use crate::event::{FinishReason, TrainEvent};
 use crate::format;
 use crate::generate::{GenerateOptions, Generator};
-use crate::hardware::{self, Hardware, TrainOn};
+use crate::hardware::{self, Hardware};
 use crate::model::{Adapter, Model, ModelSource};
 use crate::plan;
 use crate::step::{self, Trainer};
@@ -206,8 +206,7 @@ fn run(
         Adapter::new(&model.shape, &settings.lora, settings.seed, &device).map_err(|e| Error::Model(e.into()))?;
     events.phase("allocate")?;
     let mut trainer = Trainer::new(model, adapter, settings)?;
-    let beside = if settings.train_on == TrainOn::Card { plan::CARD_OVERHEAD_BYTES } else { 0 };
-    memory.set_planned(trainer.planned_bytes() + beside);
+    memory.set_planned(plan::planned_bytes(&trainer.model().shape, settings));
 
     let checkpoints = folder.checkpoints();
     let saved_step = state.as_ref().map(|s| s.step);
@@ -221,7 +220,7 @@ fn run(
     let reserve_bytes = folder.plan()?.disk.checkpoint_bytes;
     // A disk that ran nearly full since the last time may still take the checkpoints themselves.
     let has_reserve = checkpoints.reserve(reserve_bytes).is_ok();
-    let prompts = Prompts::choose(&opened, &samples.held_out, settings.n_samples)?;
+    let prompts = Prompts::choose(&opened, &samples.held_out, settings.n_samples, settings.length)?;
     Training {
         settings,
         train: &samples.train,
@@ -295,7 +294,8 @@ struct Prompts {
 }
 
 impl Prompts {
-    fn choose(opened: &Opened, held_out: &[Sample], n: usize) -> Result<Self, Error> {
+    /// Up to `n` prompts of at most `length` tokens, what the training sees at most.
+    fn choose(opened: &Opened, held_out: &[Sample], n: usize, length: usize) -> Result<Self, Error> {
         let dataset = opened.held_out.as_ref().unwrap_or(&opened.dataset);
         let mut prompts = Prompts { ids: Vec::new(), texts: Vec::new(), max_new_tokens: 0 };
         for sample in held_out {
@@ -305,8 +305,8 @@ impl Prompts {
             let Ok(i) = dataset.examples.binary_search_by_key(&sample.row, |e| e.row) else { continue };
             let Some((ids, prompt, wanted)) = opened.encoder.prompt_of(&dataset.examples[i])? else { continue };
             // A byte count is a fair bound: few tokens are shorter than two bytes.
-            let n_new = (wanted.len() / 2 + 8).clamp(16, 64);
-            if ids.len() + n_new > opened.source.shape().max_positions {
+            let n_new = (wanted.len() / 2 + 8).clamp(16, plan::SAMPLE_TOKENS);
+            if ids.len() > length || ids.len() + n_new > opened.source.shape().max_positions {
                 continue;
             }
             prompts.max_new_tokens = prompts.max_new_tokens.max(n_new);
@@ -327,7 +327,8 @@ impl Prompts {
             seed: 0,
             stop_ids: opened.encoder.stop_ids().to_vec(),
         };
-        let mut generator = Generator::new(trainer.model(), Some(trainer.adapter()))?;
+        let (model, adapter) = (trainer.model(), trainer.adapter());
+        let mut generator = Generator::beside_training(model, adapter, trainer.slot(), plan::SAMPLE_CACHE_BYTES)?;
         let answers = generator.generate(&self.ids, &options, &mut |_, _| ControlFlow::Continue(()))?;
         let answers = answers.iter().zip(&self.texts).map(|(ids, (prompt, wanted))| Answer {
             prompt: prompt.clone(),
@@ -356,9 +357,10 @@ pub struct Prompt {
 pub fn prompts(record: &RunRecord, n: usize) -> Result<Vec<Prompt>, Error> {
     let opened = Opened::open(&record.given, record.date.as_deref())?;
     let samples = Samples::make(&opened, &record.given, &record.resolved)?;
-    let mut chosen = Prompts::choose(&opened, &samples.held_out, n)?;
+    let length = record.resolved.length;
+    let mut chosen = Prompts::choose(&opened, &samples.held_out, n, length)?;
     if chosen.ids.is_empty() && opened.held_out.is_none() {
-        chosen = Prompts::choose(&opened, &samples.train, n)?;
+        chosen = Prompts::choose(&opened, &samples.train, n, length)?;
     }
     let prompts = chosen.ids.into_iter().zip(chosen.texts);
     Ok(prompts.map(|(input_ids, (text, wanted))| Prompt { input_ids, text, wanted }).collect())

@@ -22,10 +22,15 @@ const PLAN: &str = "plan.json";
 /// File in the runs folder with the speeds that runs measured on this computer.
 pub const RATES: &str = crate::hardware::RATES_FILE;
 
-/// Folder of all runs: `$HEARTH_HOME/runs`, or `Hearth/runs` in the platform's folder for application data.
-pub fn runs_dir() -> PathBuf {
+/// Hearth's data folder: `$HEARTH_HOME`, or `Hearth` in the platform's folder for application data.
+pub fn home() -> PathBuf {
     let home = std::env::var_os("HEARTH_HOME").filter(|v| !v.is_empty()).map(PathBuf::from);
-    home.or_else(|| dirs::data_dir().map(|d| d.join("Hearth"))).unwrap_or_else(|| PathBuf::from("Hearth")).join("runs")
+    home.or_else(|| dirs::data_dir().map(|d| d.join("Hearth"))).unwrap_or_else(|| PathBuf::from("Hearth"))
+}
+
+/// Folder of all runs, in [`home`].
+pub fn runs_dir() -> PathBuf {
+    home().join("runs")
 }
 
 /// `run.toml`: the config as given and as resolved, and marks by which changed inputs are noticed.

@@ -22,7 +22,7 @@ pub(super) struct Buffers {
     inputs: Vec<Tensor>,
     kept: Vec<Kept<Option<Tensor>>>,
     work: Vec<(Work, Tensor)>,
-    slot: Slot,
+    pub(super) slot: Slot,
     /// Ids, positions, supervised rows, labels; then document boundaries.
     integers: [Tensor; 5],
     stats: Tensor,

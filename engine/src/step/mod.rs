@@ -15,6 +15,7 @@ use candle_core::Tensor;
 use crate::config::{OptimizerKind, Settings};
 use crate::data::Batch;
 use crate::error::Explain;
+use crate::model::weights::Slot;
 use crate::model::{Adapter, Model};
 use crate::ops::adamw::{Moments, Update, adamw};
 use crate::ops::attention::Heads;
@@ -263,6 +264,11 @@ impl Trainer {
     /// The frozen base.
     pub fn model(&self) -> &Model {
         &self.model
+    }
+
+    /// Where this training dequantises its base, for whoever uses the model while no step is under way.
+    pub(crate) fn slot(&self) -> Slot {
+        self.buffers.slot.clone()
     }
 
     /// Gradients summed so far, by the adapter's names.

@@ -5,6 +5,7 @@ import type { DataUse } from "./DataUse";
 import type { DiskEstimate } from "./DiskEstimate";
 import type { PlanItem } from "./PlanItem";
 import type { PlanWarning } from "./PlanWarning";
+import type { Price } from "./Price";
 import type { Reason } from "./Reason";
 import type { Remedy } from "./Remedy";
 import type { Settings } from "./Settings";
@@ -58,6 +59,10 @@ warnings: Array<PlanWarning>,
  * How long.
  */
 time: TimeEstimate, 
+/**
+ * What that costs, where the config has prices.
+ */
+price: Price | null, 
 /**
  * What happens to the examples.
  */

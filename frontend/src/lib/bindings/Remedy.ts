@@ -5,11 +5,11 @@
  */
 export type Remedy = { 
 /**
- * Field of [`RunConfig`], `data.length`; `other_programs` and `model` where it is none.
+ * Field of [`RunConfig`], `data.length`; `other_programs` and `card` where it is none.
  */
 setting: string, 
 /**
- * Its new value, as a config holds it; empty where it is none.
+ * Its new value, as a config holds it: a model's id in the catalogue, a card's profile; empty where it is none.
  */
 value: string, 
 /**

@@ -6,6 +6,7 @@ import type { DataConfig } from "./DataConfig";
 import type { EvaluationConfig } from "./EvaluationConfig";
 import type { LoraConfig } from "./LoraConfig";
 import type { OptimizerConfig } from "./OptimizerConfig";
+import type { Prices } from "./Prices";
 import type { Recompute } from "./Recompute";
 
 /**
@@ -103,4 +104,8 @@ seed: number,
 /**
  * Never use more than this many bytes of device memory.
  */
-memory_limit_bytes: number | null, };
+memory_limit_bytes: number | null, 
+/**
+ * What energy and hours cost; nothing of the run depends on it.
+ */
+prices: Prices | null, };
