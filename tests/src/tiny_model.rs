@@ -1,7 +1,12 @@
-//! A model small enough to train within a test: a Hugging Face folder of the Llama family with random weights, a
-//! byte-level tokenizer and a chat template.
+//! Models for tests, Hugging Face folders of the Llama family with a byte-level tokenizer and a chat template: small enough
+//! to train, with random weights, or of a real size to plan for, whose weights are a hole in a file.
 
-use std::{collections::HashMap, fs, path::Path};
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io::Write,
+    path::Path,
+};
 
 use rand::{Rng, SeedableRng};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
@@ -9,11 +14,8 @@ use serde_json::{Map, Value, json};
 
 /// Width of the residual stream.
 pub const HIDDEN: usize = 64;
-const N_LAYERS: usize = 2;
 const N_HEADS: usize = 4;
 const N_KV_HEADS: usize = 2;
-const HEAD_DIM: usize = HIDDEN / N_HEADS;
-const FFN: usize = 160;
 const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 const VOCABULARY: usize = 256 + SPECIAL.len();
 
@@ -22,19 +24,61 @@ const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message
                         '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}\
                         {% endif %}";
 
-/// Writes the folder; the same bytes for the same seed.
+/// How large a model is.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Width of the residual stream, a multiple of 16.
+    pub hidden: usize,
+    /// Width of the feed-forward layer.
+    pub ffn: usize,
+    /// Blocks.
+    pub n_layers: usize,
+}
+
+/// As small as can be.
+pub const TINY: Size = Size { hidden: HIDDEN, ffn: 160, n_layers: 2 };
+
+/// Writes the folder of a [`TINY`] model; the same bytes for the same seed.
 pub fn write(folder: &Path, seed: u64) -> std::io::Result<()> {
+    write_sized(folder, seed, TINY)
+}
+
+/// Writes the folder of a model of this size; the same bytes for the same seed.
+pub fn write_sized(folder: &Path, seed: u64, size: Size) -> std::io::Result<()> {
+    write_but_weights(folder, size)?;
+    write_weights(&folder.join("model.safetensors"), seed, size)
+}
+
+/// Writes the folder of a model of this size that can be looked at and planned for, not trained: its weights are a hole in
+/// the file, which takes no room on the disk.
+pub fn write_hollow(folder: &Path, size: Size) -> std::io::Result<()> {
+    write_but_weights(folder, size)?;
+    let mut header = Map::new();
+    let mut end = 0;
+    for (name, shape) in weights(size) {
+        let start = end;
+        end += size_of::<f32>() * shape.iter().product::<usize>();
+        header.insert(name, json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, end] }));
+    }
+    let header = serde_json::to_vec(&header)?;
+    let mut file = File::create(folder.join("model.safetensors"))?;
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(&header)?;
+    file.set_len((8 + header.len() + end) as u64)
+}
+
+fn write_but_weights(folder: &Path, size: Size) -> std::io::Result<()> {
     fs::create_dir_all(folder)?;
     let config = json!({
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_act": "silu",
-        "hidden_size": HIDDEN,
-        "intermediate_size": FFN,
-        "num_hidden_layers": N_LAYERS,
+        "hidden_size": size.hidden,
+        "intermediate_size": size.ffn,
+        "num_hidden_layers": size.n_layers,
         "num_attention_heads": N_HEADS,
         "num_key_value_heads": N_KV_HEADS,
-        "head_dim": HEAD_DIM,
+        "head_dim": size.hidden / N_HEADS,
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
@@ -62,8 +106,7 @@ pub fn write(folder: &Path, seed: u64) -> std::io::Result<()> {
         "chat_template": TEMPLATE
     });
     write_json(&folder.join("tokenizer_config.json"), &tokenizer_config)?;
-    write_json(&folder.join("tokenizer.json"), &tokenizer())?;
-    write_weights(&folder.join("model.safetensors"), seed)
+    write_json(&folder.join("tokenizer.json"), &tokenizer())
 }
 
 fn write_json(path: &Path, value: &Value) -> std::io::Result<()> {
@@ -114,25 +157,31 @@ fn letter_of(byte: u8) -> char {
     char::from_u32(0x100 + n_before as u32).expect("a letter of the Latin Extended blocks")
 }
 
-fn write_weights(path: &Path, seed: u64) -> std::io::Result<()> {
-    let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
-    let mut shapes = vec![("model.embed_tokens.weight".to_owned(), vec![VOCABULARY, HIDDEN])];
-    for layer in 0..N_LAYERS {
+/// Every weight's name and shape, in the order of the model.
+fn weights(Size { hidden, ffn, n_layers }: Size) -> Vec<(String, Vec<usize>)> {
+    let head_dim = hidden / N_HEADS;
+    let mut shapes = vec![("model.embed_tokens.weight".to_owned(), vec![VOCABULARY, hidden])];
+    for layer in 0..n_layers {
         let shape_of = [
-            ("input_layernorm", vec![HIDDEN]),
-            ("self_attn.q_proj", vec![N_HEADS * HEAD_DIM, HIDDEN]),
-            ("self_attn.k_proj", vec![N_KV_HEADS * HEAD_DIM, HIDDEN]),
-            ("self_attn.v_proj", vec![N_KV_HEADS * HEAD_DIM, HIDDEN]),
-            ("self_attn.o_proj", vec![HIDDEN, N_HEADS * HEAD_DIM]),
-            ("post_attention_layernorm", vec![HIDDEN]),
-            ("mlp.gate_proj", vec![FFN, HIDDEN]),
-            ("mlp.up_proj", vec![FFN, HIDDEN]),
-            ("mlp.down_proj", vec![HIDDEN, FFN]),
+            ("input_layernorm", vec![hidden]),
+            ("self_attn.q_proj", vec![N_HEADS * head_dim, hidden]),
+            ("self_attn.k_proj", vec![N_KV_HEADS * head_dim, hidden]),
+            ("self_attn.v_proj", vec![N_KV_HEADS * head_dim, hidden]),
+            ("self_attn.o_proj", vec![hidden, N_HEADS * head_dim]),
+            ("post_attention_layernorm", vec![hidden]),
+            ("mlp.gate_proj", vec![ffn, hidden]),
+            ("mlp.up_proj", vec![ffn, hidden]),
+            ("mlp.down_proj", vec![hidden, ffn]),
         ];
         shapes.extend(shape_of.map(|(name, shape)| (format!("model.layers.{layer}.{name}.weight"), shape)));
     }
-    shapes.push(("model.norm.weight".into(), vec![HIDDEN]));
-    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes
+    shapes.push(("model.norm.weight".into(), vec![hidden]));
+    shapes
+}
+
+fn write_weights(path: &Path, seed: u64, size: Size) -> std::io::Result<()> {
+    let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = weights(size)
         .into_iter()
         .map(|(name, shape)| {
             let is_norm = shape.len() == 1;

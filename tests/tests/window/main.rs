@@ -1,9 +1,10 @@
-//! The real window: the whole job by pointing and clicking, and a run that outlives its window.
+//! The real window: the whole job by pointing and clicking, a run that outlives its window, a plan for another card.
 //!
 //! Needs a display, WebKitWebDriver and the built programs; `cargo xtask test window` sees to all of them.
 
 #![cfg(target_os = "linux")]
 
+mod planning;
 mod studio;
 
 use std::{

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use thirtyfour::{By, Capabilities, WebDriver, WebElement, error::WebDriverError};
+use thirtyfour::{By, Capabilities, Key, WebDriver, WebElement, components::SelectElement, error::WebDriverError};
 
 /// Why a step of a test did not happen.
 pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -112,10 +112,21 @@ impl Studio {
         wanted: &str,
         holds: impl AsyncFn(&WebElement) -> Result<bool, WebDriverError>,
     ) -> Outcome<WebElement> {
+        self.wait_at(By::Testid(id), id, patience, wanted, holds).await
+    }
+
+    async fn wait_at(
+        &self,
+        by: By,
+        name: &str,
+        patience: Duration,
+        wanted: &str,
+        holds: impl AsyncFn(&WebElement) -> Result<bool, WebDriverError>,
+    ) -> Outcome<WebElement> {
         let deadline = Instant::now() + patience;
         let mut last = "not on the page".to_owned();
         loop {
-            for element in self.session.find_all(By::Testid(id)).await? {
+            for element in self.session.find_all(by.clone()).await? {
                 // An element that the page has just replaced is looked for again.
                 match holds(&element).await {
                     Ok(true) => return Ok(element),
@@ -127,7 +138,7 @@ impl Studio {
                 let last: String = last.chars().take(400).collect();
                 let said = self.said().await;
                 return Err(
-                    format!("`{id}` was not {wanted} within {patience:?} ({last}); the page says: {said}").into()
+                    format!("`{name}` was not {wanted} within {patience:?} ({last}); the page says: {said}").into()
                 );
             }
             tokio::time::sleep(GLANCE).await;
@@ -146,9 +157,99 @@ impl Studio {
     }
 
     pub(crate) async fn click(&self, id: &str) -> Outcome<()> {
-        let element = self.wait_until(id, SOON, "clickable", async |element| element.is_clickable().await).await?;
+        self.click_at(By::Testid(id), id).await
+    }
+
+    /// The first that this selector finds, where a test id alone does not say which.
+    pub(crate) async fn click_css(&self, selector: &str) -> Outcome<()> {
+        self.click_at(By::Css(selector), selector).await
+    }
+
+    async fn click_at(&self, by: By, name: &str) -> Outcome<()> {
+        let is_clickable = async |element: &WebElement| element.is_clickable().await;
+        let element = self.wait_at(by, name, SOON, "clickable", is_clickable).await?;
         element.scroll_into_view().await?;
-        element.click().await.map_err(|error| format!("clicking `{id}`: {error}").into())
+        element.click().await.map_err(|error| format!("clicking `{name}`: {error}").into())
+    }
+
+    /// Presses a key so many times where this element has the focus.
+    pub(crate) async fn press(&self, id: &str, key: Key, times: usize) -> Outcome<()> {
+        let element = self.wait(id, SOON).await?;
+        element.scroll_into_view().await?;
+        for _ in 0..times {
+            element.send_keys(key.clone()).await.map_err(|error| format!("pressing a key at `{id}`: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// Chooses from a list by value.
+    pub(crate) async fn select(&self, id: &str, value: &str) -> Outcome<()> {
+        let list = self.wait(id, SOON).await?;
+        list.scroll_into_view().await?;
+        let chosen = SelectElement::new(&list).await?.select_by_value(value).await;
+        chosen.map_err(|error| format!("choosing {value} in `{id}`: {error}"))?;
+        self.value_is(id, value).await
+    }
+
+    /// Waits until a field or a list holds this value.
+    pub(crate) async fn value_is(&self, id: &str, value: &str) -> Outcome<()> {
+        let holds = async |element: &WebElement| Ok(element.value().await?.as_deref() == Some(value));
+        self.wait_until(id, SOON, &format!("at {value}"), holds).await.map(drop)
+    }
+
+    pub(crate) async fn text(&self, id: &str) -> Outcome<String> {
+        Ok(self.wait(id, SOON).await?.text().await?)
+    }
+
+    pub(crate) async fn text_has(&self, id: &str, part: &str) -> Outcome<()> {
+        let holds = async |element: &WebElement| Ok(element.text().await?.contains(part));
+        self.wait_until(id, SOON, &format!("saying “{part}”"), holds).await.map(drop)
+    }
+
+    /// Name and width of every segment of a memory bar.
+    pub(crate) async fn bar(&self, id: &str) -> Outcome<Vec<(String, String)>> {
+        const WIDTHS: &str = "return [...arguments[0].querySelectorAll('[data-segment]')]\
+                              .map(segment => [segment.dataset.segment, segment.style.width])";
+        let bar = self.wait(id, SOON).await?;
+        Ok(self.session.execute(WIDTHS, vec![bar.to_json()?]).await?.convert()?)
+    }
+
+    /// Moves a slider `times` times over `values` and says how long each took until the bar had changed and was laid
+    /// out: in the page, and in all. In between the page waits for the program's answer.
+    pub(crate) async fn slide(&self, id: &str, bar: &str, values: &[u32], times: usize) -> Outcome<Vec<(f64, f64)>> {
+        const SLIDE: &str = r"
+            const [slider, bar, values, times, done] = arguments;
+            const ask = window.fetch;
+            let waited = 0;
+            window.fetch = async (...request) => {
+                const asked = performance.now();
+                const answer = await ask(...request);
+                waited += performance.now() - asked;
+                return answer;
+            };
+            (async () => {
+                const taken = [];
+                for (let i = 0; i < times; i++) {
+                    const changed = new Promise((resolve) => {
+                        const observer = new MutationObserver(() => { observer.disconnect(); resolve(); });
+                        observer.observe(bar, { attributes: true, subtree: true, attributeFilter: ['style'] });
+                    });
+                    waited = 0;
+                    const begun = performance.now();
+                    slider.value = String(values[i % values.length]);
+                    slider.dispatchEvent(new Event('input', { bubbles: true }));
+                    await changed;
+                    bar.getBoundingClientRect();
+                    const all = performance.now() - begun;
+                    taken.push([all - waited, all]);
+                    await new Promise((resolve) => setTimeout(resolve, 50));
+                }
+                window.fetch = ask;
+                done(taken);
+            })();";
+        let (slider, bar) = (self.wait(id, SOON).await?, self.wait(bar, SOON).await?);
+        let arguments = vec![slider.to_json()?, bar.to_json()?, values.into(), times.into()];
+        Ok(self.session.execute_async(SLIDE, arguments).await?.convert()?)
     }
 
     /// Replaces what a field holds and leaves the field.
