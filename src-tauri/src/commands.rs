@@ -11,7 +11,7 @@ use hearth_engine::data::DataStats;
 use hearth_engine::error::Explain;
 use hearth_engine::event::{EventLine, TrainEvent};
 use hearth_engine::gpu_setup::GpuSetup;
-use hearth_engine::hardware::{self, Hardware};
+use hearth_engine::hardware::Hardware;
 use hearth_engine::model::ModelShape;
 use hearth_engine::plan::{self, Plan};
 use hearth_engine::run::{self, Inspection, RunFolder, RunSummary};
@@ -145,26 +145,6 @@ pub(crate) fn fetch_gpu_libraries(
     streams.start(engine::command(origin.arguments())?, sink(channel))
 }
 
-/// A card that can be planned for without being in the machine.
-#[derive(Debug, Serialize)]
-pub(crate) struct Profile {
-    id: String,
-    name: String,
-    hardware: Hardware,
-}
-
-/// The bundled cards, each put into the computer that is there.
-#[tauri::command]
-pub(crate) fn profiles(here: Hardware) -> Vec<Profile> {
-    let with_card = hardware::profiles().iter().filter(|profile| profile.card.is_some());
-    let put = |profile: &hardware::Profile| Profile {
-        id: profile.id.clone(),
-        name: profile.name.clone(),
-        hardware: profile.in_computer(&here),
-    };
-    with_card.map(put).collect()
-}
-
 /// Which examples of which file, through which model.
 #[derive(Debug, Deserialize)]
 pub(crate) struct InspectRequest {
@@ -208,10 +188,10 @@ pub(crate) async fn inspect_model(model: PathBuf) -> Answer<Inspection> {
 /// Everything a plan follows from; all of it values, so every slider is answered without a process.
 #[derive(Debug, Deserialize)]
 pub(crate) struct PlanRequest {
-    config: RunConfig,
-    shape: ModelShape,
-    stats: DataStats,
-    hardware: Hardware,
+    pub(crate) config: RunConfig,
+    pub(crate) shape: ModelShape,
+    pub(crate) stats: DataStats,
+    pub(crate) hardware: Hardware,
 }
 
 #[tauri::command]
@@ -263,6 +243,38 @@ pub(crate) async fn control_run(run: String, action: Control) -> Answer<()> {
         Control::Stop => "stop",
     };
     aside(move || engine::ask::<Value>(engine::command([action, &run])?, None).map(drop)).await
+}
+
+/// When a run rests or pauses by itself from now on.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Limits {
+    /// 0 leaves heat to the driver.
+    temperature_limit_c: f64,
+    power_limit_w: Option<f64>,
+    quiet_hours: Option<String>,
+    yield_to_others: bool,
+}
+
+impl Limits {
+    fn arguments(&self, run: &str) -> Vec<OsString> {
+        let power = self.power_limit_w.unwrap_or(0.0).to_string();
+        let quiet = self.quiet_hours.as_deref().unwrap_or("none");
+        let heat = self.temperature_limit_c.to_string();
+        let yields = self.yield_to_others.to_string();
+        let flags = [
+            ("--temperature-limit", heat.as_str()),
+            ("--power-limit", &power),
+            ("--quiet-hours", quiet),
+            ("--yield-to-others", &yields),
+        ];
+        let flags = flags.into_iter().flat_map(|(flag, value)| [flag, value]);
+        ["govern", run].into_iter().chain(flags).map(Into::into).collect()
+    }
+}
+
+#[tauri::command]
+pub(crate) async fn govern_run(run: String, limits: Limits) -> Answer<()> {
+    aside(move || engine::ask::<Value>(engine::command(limits.arguments(&run))?, None).map(drop)).await
 }
 
 #[tauri::command]
@@ -496,6 +508,21 @@ mod tests {
     }
 
     #[test]
+    fn limits_that_are_none_are_said_to_be_none() {
+        let limits =
+            |json: &str| serde_json::from_str::<Limits>(json).expect("limits").arguments("r-1").join(" ".as_ref());
+        let none =
+            r#"{"temperature_limit_c": 0, "power_limit_w": null, "quiet_hours": null, "yield_to_others": false}"#;
+        let said = "govern r-1 --temperature-limit 0 --power-limit 0 --quiet-hours none --yield-to-others false";
+        assert_eq!(limits(none), said);
+        let some = r#"{"temperature_limit_c": 80.5, "power_limit_w": 140, "quiet_hours": "22:00-07:00",
+                       "yield_to_others": true, "yield_bytes": 5}"#;
+        let said =
+            "govern r-1 --temperature-limit 80.5 --power-limit 140 --quiet-hours 22:00-07:00 --yield-to-others true";
+        assert_eq!(limits(some), said);
+    }
+
+    #[test]
     fn libraries_come_from_the_index_a_mirror_or_a_folder() {
         let arguments = |json: &str| serde_json::from_str::<GpuOrigin>(json).expect("an origin").arguments();
         assert_eq!(arguments("{}"), ["setup-gpu"]);
@@ -518,7 +545,7 @@ mod tests {
         let mut commands: Vec<String> = main
             .lines()
             .filter_map(|line| line.trim().strip_suffix(',')?.split_once("::"))
-            .filter(|(module, _)| ["commands", "presets"].contains(module))
+            .filter(|(module, _)| ["cards", "commands", "models", "presets"].contains(module))
             .map(|(_, name)| format!("allow-{}", name.replace('_', "-")))
             .collect();
         commands.sort();

@@ -3,9 +3,11 @@
 
 #![cfg_attr(not(debug_assertions), windows_subsystem = "windows")]
 
+mod cards;
 mod commands;
 mod drops;
 mod engine;
+mod models;
 mod presets;
 mod streams;
 
@@ -40,11 +42,17 @@ fn main() -> ExitCode {
         })
         .on_window_event(drops::on_window_event)
         .invoke_handler(tauri::generate_handler![
+            cards::delete_card,
+            cards::export_card,
+            cards::import_card,
+            cards::profiles,
+            cards::save_card,
             commands::close_stream,
             commands::control_run,
             commands::defaults,
             commands::export_run,
             commands::fetch_gpu_libraries,
+            commands::govern_run,
             commands::gpu_setup,
             commands::hardware,
             commands::inspect,
@@ -53,7 +61,6 @@ fn main() -> ExitCode {
             commands::open_path,
             commands::pick_path,
             commands::plan,
-            commands::profiles,
             commands::resume_run,
             commands::reveal_path,
             commands::run_curve,
@@ -64,6 +71,9 @@ fn main() -> ExitCode {
             commands::watch_drops,
             commands::watch_run,
             commands::write_report,
+            models::card_table,
+            models::largest,
+            models::model_fits,
             presets::delete_preset,
             presets::list_presets,
             presets::save_preset,

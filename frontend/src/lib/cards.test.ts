@@ -30,7 +30,7 @@ const cards: Profile[] = readdirSync(folder).flatMap((file) => {
       },
     ],
   } as Hardware;
-  return [{ id: word(text, "id"), name: word(text, "name"), hardware }];
+  return [{ id: word(text, "id"), name: word(text, "name"), hardware, own: false }];
 });
 const known = (id: string) => cards.find((card) => card.id === id) as Profile;
 
@@ -57,7 +57,7 @@ test.each<[string, Group]>([
 
 test("every known card is in exactly one group, in the order of the groups", () => {
   const groups = grouped(cards);
-  expect(groups.map(({ group }) => group)).toEqual([...GROUPS]);
+  expect(groups.map(({ group }) => group)).toEqual(GROUPS.filter((group) => group !== "own"));
   expect(groups.flatMap((g) => g.cards.map(({ id }) => id)).sort()).toEqual(cards.map(({ id }) => id).sort());
 });
 
@@ -95,4 +95,9 @@ test("a card with another memory is otherwise the same", () => {
   const changed = { name: "10 GB", memory_bytes: 10 * GIB, memory_free_bytes: null };
   expect(after.cards[0]).toEqual({ ...before.cards[0], ...changed });
   expect(before.cards[0]?.memory_bytes).toBe(12 * GIB);
+});
+
+test("a described card is in the first group, whatever it starts from", () => {
+  const own = { ...known("h200-sxm-141gb"), id: "我的 H200", name: "我的 H200", own: true };
+  expect(grouped([...cards, own])[0]).toEqual({ group: "own", cards: [own] });
 });

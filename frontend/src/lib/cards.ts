@@ -3,12 +3,13 @@
 import type { Hardware } from "$lib/bindings/Hardware";
 import type { Profile } from "$lib/platform";
 
-export const GROUPS = ["rtx50", "rtx40", "rtx30", "rtx20", "laptop", "workstation", "datacentre"] as const;
+export const GROUPS = ["own", "rtx50", "rtx40", "rtx30", "rtx20", "laptop", "workstation", "datacentre"] as const;
 export type Group = (typeof GROUPS)[number];
 
 const GIB = 2 ** 30;
 
-export function groupOf({ id, name, hardware }: Profile): Group {
+export function groupOf({ id, name, hardware, own }: Profile): Group {
+  if (own) return "own";
   const driver = hardware.cards[0]?.name ?? name;
   if (/laptop/i.test(id) || /laptop|max-q design/i.test(driver)) return "laptop";
   const series = /GeForce RTX (\d)0\d\d/.exec(driver)?.[1];

@@ -46,8 +46,17 @@ export function openConfig(): RunConfig {
     max_steps: null,
     evaluation: { fraction: 0.05, every_steps: null, patience: null, n_samples: 3 },
     checkpoints: { every_seconds: 300, every_steps: null, keep: 2 },
+    rehearsal: true,
+    governor: {
+      temperature_limit_c: 87,
+      power_limit_w: null,
+      quiet_hours: null,
+      yield_to_others: false,
+      yield_bytes: 512 * 2 ** 20,
+    },
     seed: 0,
     memory_limit_bytes: null,
+    prices: null,
   };
 }
 

@@ -237,3 +237,13 @@ export const zhChecks: Record<string, string> = {
   top1: "最可能的词元",
   greedy: "贪心回答",
 };
+
+/** What the governor makes of a run: its pace, and the code of the reason. When a pause ends is said behind it. */
+export const zhPaces: Record<string, string> = {
+  full: "恢复全速。",
+  "paused governor.quiet_hours": "已进入安静时段，暂停；",
+  "paused governor.other_program": "另一个程序需要显卡，暂停，等它用完后继续。",
+  "paused governor.heat": "显卡过热，暂停，冷却后继续。",
+  "slowed governor.heat": "显卡温度达到上限，在小批次之间休息。",
+  "slowed governor.power": "功耗达到上限，在小批次之间休息。",
+};

@@ -3,19 +3,25 @@
  * values it does not know stays in the engine's own sentence.
  */
 
+import type { Advice } from "$lib/bindings/Advice";
 import type { CardReport } from "$lib/bindings/CardReport";
 import type { ErrorReport } from "$lib/bindings/ErrorReport";
+import type { GpuSetup } from "$lib/bindings/GpuSetup";
 import type { PlanWarning } from "$lib/bindings/PlanWarning";
 import type { Reason } from "$lib/bindings/Reason";
 import type { Remedy } from "$lib/bindings/Remedy";
+import type { Rung } from "$lib/bindings/Rung";
 import type { Formatter, Lang } from "$lib/format";
+import type { Note, PaceNote } from "$lib/stores/run-state";
 
 import {
   zhCardOutcomes,
   zhChanges,
   zhChecks,
   zhErrors,
+  zhGpuReasons,
   zhItems,
+  zhPaces,
   zhPhrases,
   zhProblems,
   zhReasons,
@@ -156,6 +162,18 @@ export function cardReport(report: CardReport, lang: Lang): [string, string] {
   return known === undefined ? [report.message, report.next_step] : [known[0], known[1]];
 }
 
+/** Something worth knowing about the computer: what is so, and what can be done. */
+export function adviceWords(advice: Advice, lang: Lang): [string, string] {
+  const known = lang === "zh" ? zhErrors[advice.code] : undefined;
+  return known === undefined ? [advice.message, advice.next_step] : [known[0], known[1]];
+}
+
+/** Why runs train on the processor though there is a card, and what can be done. */
+export function gpuWords(setup: GpuSetup, lang: Lang): [string, string] {
+  const known = lang === "zh" ? zhGpuReasons[setup.reason] : undefined;
+  return known === undefined ? [setup.message, setup.next_step] : [known[0], known[1]];
+}
+
 /** Name of a check of a proof. */
 export function checkName(code: string, name: string, lang: Lang): string {
   return lang === "zh" ? (zhChecks[code] ?? name) : name;
@@ -163,6 +181,35 @@ export function checkName(code: string, name: string, lang: Lang): string {
 
 export function warningWords(warning: PlanWarning, lang: Lang): string {
   return lang === "zh" ? (zhWarnings[warning.code] ?? warning.message) : warning.message;
+}
+
+/** Why a run is slower than it could be, or waits. */
+export function paceWords(note: PaceNote, lang: Lang, f: Formatter): string {
+  const known = lang === "zh" ? zhPaces[`${note.pace} ${note.code}`.trim()] : undefined;
+  if (known === undefined) return note.message;
+  return note.untilMs === null ? known : `${known}${f.clock(note.untilMs)} 继续。`;
+}
+
+/** What a run said on its way, and what follows from it. */
+export function noteWords(note: Note, lang: Lang, f: Formatter): [string, string] {
+  switch (note.kind) {
+    case "warning":
+      return [note.message, ""];
+    case "rung":
+      return lang === "zh" ? zhRung(note.from, note.to) : [note.reason, note.words];
+    case "pace":
+      return [paceWords(note, lang, f), ""];
+  }
+}
+
+function zhRung(from: Rung, to: Rung): [string, string] {
+  const changes: string[] = [];
+  if (from.head_rows !== to.head_rows) changes.push(`输出层一次 ${to.head_rows} 行（原为 ${from.head_rows} 行）`);
+  if (from.micro_batch !== to.micro_batch)
+    changes.push(`一次 ${to.micro_batch} 条序列、每步 ${to.accumulation} 次（原为 ${from.micro_batch} × ${from.accumulation}）`);
+  if (from.recompute !== to.recompute || from.n_layers_eased !== to.n_layers_eased)
+    changes.push(`重算方式 ${to.recompute.toUpperCase()}（原为 ${from.recompute.toUpperCase()}）`);
+  return [`内存不足，此后：${changes.join("；")}。`, "每一步的序列、顺序和所学内容都不变，只影响用时。"];
 }
 
 /** Name of what the engine is doing. */

@@ -9,6 +9,20 @@ import type { PlanRequest } from "./types";
 const GIB = 2 ** 30;
 const MIB = 2 ** 20;
 
+function mockPrice(prices: RunConfig["prices"], board_w: number | null, seconds: number): Plan["price"] {
+  if (prices === null) return null;
+  const power_w = prices.power_w ?? (board_w === null ? 120 : 0.9 * board_w + 75);
+  const energy_kwh = (power_w * seconds) / 3.6e6;
+  return {
+    currency: prices.currency,
+    power_w,
+    power_words: "90 % of the board power, and 75 W around it",
+    energy_kwh,
+    energy_cost: prices.per_kwh === null ? null : energy_kwh * prices.per_kwh,
+    rent_cost: prices.per_hour === null ? null : (seconds / 3600) * prices.per_hour,
+  };
+}
+
 /** A plan in the engine's form with figures that follow the settings roughly; for page tests only. */
 export function mockPlan(request: PlanRequest): Plan {
   const { config } = request;
@@ -125,6 +139,8 @@ export function mockPlan(request: PlanRequest): Plan {
     patience: null,
     n_samples: 3,
     checkpoints: config.checkpoints,
+    rehearsal: config.rehearsal,
+    governor: config.governor,
     seed: 0,
   };
   const change = (value: string, bytes: number, seconds: number, edit: (c: RunConfig) => void) => {
@@ -292,6 +308,7 @@ export function mockPlan(request: PlanRequest): Plan {
     ],
     warnings: [],
     time,
+    price: mockPrice(config.prices, card?.board_power_w ?? null, time.total_s),
     data: { n_train: 454, n_held_out: 24, n_over_length: over, max_tokens: 311, n_sequences: 94 },
     n_trained: 305_000 * rank,
     disk_bytes: 360 * MIB,

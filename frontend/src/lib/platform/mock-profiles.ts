@@ -42,6 +42,6 @@ export function mockProfiles(here: Hardware): Profile[] {
         },
       ],
     };
-    return [{ id: word(head, "id"), name, hardware }];
+    return [{ id: word(head, "id"), name, hardware, own: false }];
   });
 }

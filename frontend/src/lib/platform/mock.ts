@@ -1,25 +1,31 @@
 /**
  * A recorded engine for the page tests: the commands of the window answered from what is written here. `?scenario=`
- * chooses what is on the disk: `fresh`, `draft`, `running`, `finished`, `failed`, `small`.
+ * chooses what is on the disk: `fresh`, `draft`, `running`, `finished`, `failed`, `small`, `rehearsed`, `resting`; with `&card` the
+ * computer has a card to train on, with `&two` another, with `&libraries` it lacks NVIDIA's libraries.
  */
 
 import { mockIPC } from "@tauri-apps/api/mocks";
 import type { Channel } from "@tauri-apps/api/core";
 
+import type { Card } from "$lib/bindings/Card";
+import type { CardReading } from "$lib/bindings/CardReading";
 import type { DataStats } from "$lib/bindings/DataStats";
 import type { EventLine } from "$lib/bindings/EventLine";
 import type { Hardware } from "$lib/bindings/Hardware";
 import type { Inspection } from "$lib/bindings/Inspection";
 import type { ModelShape } from "$lib/bindings/ModelShape";
 import type { Plan } from "$lib/bindings/Plan";
+import type { Rehearsal } from "$lib/bindings/Rehearsal";
 import type { RunConfig } from "$lib/bindings/RunConfig";
 import type { RunSummary } from "$lib/bindings/RunSummary";
 
 import { openConfig } from "$lib/draft";
 
+import { MockGpu } from "./mock-gpu";
+import { mockCardTable, mockLargest, mockModelFits } from "./mock-models";
 import { mockPlan } from "./mock-plan";
 import { mockProfiles } from "./mock-profiles";
-import type { ChatRequest, ExportRequest, InspectRequest, PlanRequest, Preset } from "./types";
+import type { CardFigures, CardTableRequest, ChatRequest, ExportRequest, FitsRequest, InspectRequest, PlanRequest, Preset, Profile } from "./types";
 
 const GIB = 2 ** 30;
 const MODEL = "/home/ana/.cache/hearth/SmolLM2-135M-Instruct-Q4_1.gguf";
@@ -56,6 +62,73 @@ const here: Hardware = {
     { mount: "/home", total_bytes: 1863 * GIB, available_bytes: 412 * GIB },
   ],
   rates: [],
+};
+
+const withCard: Hardware = {
+  ...here,
+  train_on: "card",
+  card_report: null,
+  cards: [
+    {
+      name: "NVIDIA GeForce RTX 3060",
+      memory_bytes: 12 * GIB,
+      memory_free_bytes: 10.9 * GIB,
+      compute_capability: "8.6",
+      driver: "581.42",
+      bandwidth_bytes_per_s: 360e9,
+      tensor_flops_per_s: 25.5e12,
+      bus: "PCIe 4.0 x16",
+      board_power_w: 170,
+      release_price_usd: 329,
+      temperature_c: 41,
+      power_w: 18,
+      uuid: "GPU-3f1c",
+      architecture: "Ampere",
+      memory_reserved_bytes: 0.22 * GIB,
+      memory_users: [
+        { pid: 3120, name: "chrome", bytes: 0.52 * GIB },
+        { pid: 2204, name: "桌面窗口管理器 dwm", bytes: 0.31 * GIB },
+        { pid: 9001, name: null, bytes: null },
+      ],
+      cuda: "13.0",
+      link: { generation: 1, n_lanes: 8 },
+      power_limit_w: 170,
+      slowdown_c: 93,
+      sm_clock_mhz: 210,
+      sm_clock_max_mhz: 2100,
+      throttle: [],
+      has_display: true,
+    },
+  ],
+  advice: [
+    {
+      code: "hardware.display",
+      message:
+        "A display is driven by the card: the desktop takes some of its memory, and is slow to answer while a run trains.",
+      next_step: "If the computer has another graphics output, connect the display there.",
+    },
+    {
+      code: "hardware.narrow_link",
+      message: "The card is connected with 8 of its 16 PCIe lanes.",
+      next_step: "Only what is kept in system memory gets slower. Try the slot nearest to the processor, without an adapter.",
+    },
+  ],
+};
+
+/** A laptop card beside it, on battery. */
+const second: Card = {
+  ...(withCard.cards[0] as Card),
+  name: "NVIDIA GeForce RTX 4070 Laptop GPU",
+  uuid: "GPU-77aa",
+  architecture: "Ada Lovelace",
+  memory_bytes: 8 * GIB,
+  memory_free_bytes: 7.6 * GIB,
+  memory_users: [],
+  bus: "PCIe 4.0 x8",
+  is_laptop: true,
+  on_battery: true,
+  has_display: false,
+  throttle: ["power_limit"],
 };
 
 // ---- data ----
@@ -194,7 +267,53 @@ const ANSWERS: readonly (readonly [string, string, string])[] = [
   [TURNS[2]?.[0] ?? "", "好的，我会帮你安排后天下午三点的会面。", TURNS[2]?.[1] ?? ""],
 ];
 
-export function events(until: number, end: "none" | "finished" | "failed"): EventLine[] {
+/** The card of a run: it warms up, reaches its power limit and rests for heat between steps 70 and 90. */
+function reading(step: number): CardReading {
+  const warm = 1 - Math.exp(-step / 18);
+  const rests = step > 70 && step < 90;
+  return {
+    used_bytes: (2.43 + noise(step * 11) * 0.01) * GIB,
+    total_bytes: 12 * GIB,
+    others_bytes: 1.1 * GIB,
+    utilisation: (rests ? 0.72 : 0.97) + noise(step * 13) * 0.02,
+    temperature_c: Math.round(44 + 41 * warm + (rests ? -3 : 0) + noise(step) * 2),
+    power_w: (rests ? 128 : 166) + noise(step * 3) * 6,
+    power_limit_w: 170,
+    sm_clock_mhz: 1755,
+    throttle: step > 10 ? ["power_limit"] : [],
+  };
+}
+
+const REHEARSAL: Rehearsal = {
+  time_ms: START + 21e3,
+  seconds: 18.4,
+  predicted: {
+    tokens_per_s: 441,
+    step_s: 3.83,
+    evaluation_s: 40,
+    total_s: 852,
+    memory_bytes: 1.31 * GIB,
+    checkpoint_bytes: 20 * 2 ** 20,
+  },
+  measured: {
+    tokens_per_s: 428,
+    step_s: 3.95,
+    evaluation_s: 43,
+    total_s: 880,
+    memory_bytes: 1.29 * GIB,
+    checkpoint_bytes: 19.6 * 2 ** 20,
+  },
+  timed: [{ n_tokens: 1690, seconds: 0.98 }],
+  longest_tokens: 2048,
+  optimizer_s: 0.02,
+  evaluation_s: 4,
+  answers_s: 2,
+  checkpoint_s: 0.3,
+  merge_s: 6,
+  overhead_bytes: 48 * 2 ** 20,
+};
+
+export function events(until: number, end: "none" | "finished" | "failed", onCard = false): EventLine[] {
   const lines: EventLine[] = [];
   let time = START;
   const push = (event: Record<string, unknown>, ms = 0) =>
@@ -221,11 +340,36 @@ export function events(until: number, end: "none" | "finished" | "failed"): Even
   push({ type: "phase", name: "load_model" }, 10);
   push({ type: "phase", name: "prepare_data" }, 900);
   push({ type: "phase", name: "allocate" }, 600);
+  if (onCard) {
+    push({ type: "phase", name: "rehearse" }, 10);
+    push({ type: "rehearsal", rehearsal: REHEARSAL }, 18400);
+    if (until === 0) return lines;
+  }
   evaluate(0);
   push({ type: "phase", name: "train" });
   for (let step = 1; step <= until; step++) {
     const warm = Math.min(1, step / 6);
     const rate = warm * 2e-4 * 0.5 * (1 + Math.cos((Math.PI * step) / N_STEPS));
+    if (onCard && step === 34)
+      push({
+        type: "rung",
+        step: step - 1,
+        reason: "Memory ran out after step 33: 1.2 GiB more were needed and 0.9 GiB are free.",
+        words:
+          "From here on: 2 sequences at once instead of 4, and 8 times a step. The sequences of a step, their order and all that is learned stay the same; only the time changes.",
+        from: { micro_batch: 4, accumulation: 4, head_rows: 256, recompute: "n", n_layers_eased: 0 },
+        to: { micro_batch: 2, accumulation: 8, head_rows: 256, recompute: "n", n_layers_eased: 0 },
+      });
+    if (onCard && step === 71)
+      push({
+        type: "governor",
+        pace: "slowed",
+        code: "governor.heat",
+        message: "Slowed down: the card is at 88 °C and its limit is 87 °C.",
+        until_ms: null,
+      });
+    if (onCard && step === 90)
+      push({ type: "governor", pace: "full", code: "", message: "It goes on at full speed.", until_ms: null });
     const ms = STEP_MS * (1 + noise(step * 3) * 0.06) * (step === 41 ? 1.35 : 1);
     push(
       {
@@ -243,7 +387,9 @@ export function events(until: number, end: "none" | "finished" | "failed"): Even
           planned_bytes: 1.31 * GIB,
           used_bytes: (1.24 + noise(step * 11) * 0.01) * GIB,
           peak_bytes: (1.27 + Math.min(step, 60) * 0.0003) * GIB,
+          pool: onCard ? { used_bytes: 0.61 * GIB, reserved_bytes: 0.68 * GIB } : null,
         },
+        card: onCard ? reading(step) : null,
       },
       ms,
     );
@@ -308,7 +454,17 @@ const CHAT: Record<string, readonly [string, string]> = {
 };
 
 export function installMock(): void {
-  const scenario = new URLSearchParams(location.search).get("scenario") ?? "fresh";
+  const query = new URLSearchParams(location.search);
+  const scenario = query.get("scenario") ?? "fresh";
+  const onCard = query.has("card");
+  const lacks = query.has("libraries");
+  const gpu = new MockGpu(onCard ? "NVIDIA GeForce RTX 3060" : null, lacks);
+  const machine: Hardware = !onCard
+    ? here
+    : query.has("two")
+      ? { ...withCard, cards: [...withCard.cards, second] }
+      : withCard;
+  const computer = lacks ? { ...machine, train_on: "processor" as const } : machine;
   const live = {
     step: 128,
     paused: false,
@@ -319,6 +475,8 @@ export function installMock(): void {
   const planned = new Set<string>();
   Object.assign(window, { mockPlanned: planned });
   const presets = new Map<string, Preset>();
+  const own = new Map<string, Profile>();
+  const cards = () => [...own.values(), ...mockProfiles(machine)];
   const channels = new Map<number, (message: unknown) => void>();
   let nextId = 1;
   const later = (ms: number, what: () => void) => setTimeout(what, ms);
@@ -367,9 +525,40 @@ export function installMock(): void {
       case "hardware":
         return scenario === "small"
           ? { ...here, memory_available_bytes: 0.9 * GIB, memory_total_bytes: 3.8 * GIB }
-          : here;
+          : { ...machine, train_on: gpu.report().train_on };
+      case "gpu_setup":
+        return gpu.report();
+      case "fetch_gpu_libraries": {
+        const { id, send } = open(args.channel as Channel<unknown>);
+        const tick = () => {
+          if (!channels.has(id)) return;
+          const progress = gpu.next();
+          lines(send, [progress === null ? gpu.report() : { progress }]);
+          if (progress === null) send({ ended: { code: 0, error: null } });
+          else later(60, tick);
+        };
+        later(10, tick);
+        return id;
+      }
       case "profiles":
-        return mockProfiles(args.here as Hardware);
+        return cards();
+      case "save_card": {
+        const { name, from, ...figures } = args.figures as CardFigures;
+        const basis = cards().find(({ id }) => id === from) as Profile;
+        const [first] = basis.hardware.cards;
+        own.set(name, { ...basis, id: name, name, own: true, hardware: { ...basis.hardware, name, cards: [{ ...(first as Card), ...figures }] } });
+        return cards();
+      }
+      case "delete_card":
+        own.delete(args.name as string);
+        return cards();
+      case "import_card": {
+        const basis = cards().find(({ id }) => id === "rtx-3060-12gb") as Profile;
+        own.set("Shared 3060 共享", { ...basis, id: "Shared 3060 共享", name: "Shared 3060 共享", own: true });
+        return cards();
+      }
+      case "export_card":
+        return true;
       case "inspect_model": {
         const path = args.model as string;
         if (path.includes("pickle"))
@@ -401,6 +590,12 @@ export function installMock(): void {
           );
         return mockPlan(request);
       }
+      case "model_fits":
+        return mockModelFits(args.request as FitsRequest);
+      case "largest":
+        return mockLargest(args.request as PlanRequest);
+      case "card_table":
+        return mockCardTable(args.request as CardTableRequest, machine);
       case "list_presets":
         return [...presets.values()];
       case "save_preset": {
@@ -432,13 +627,21 @@ export function installMock(): void {
           else lines(send, [{ time_ms: START + 6e5, type: "phase", name: live.paused ? "pause" : "train" }]);
         }
         return null;
+      case "govern_run": {
+        const { quiet_hours } = args.limits as RunConfig["governor"];
+        const go = { type: "governor", pace: "full", code: "", message: "It goes on at full speed.", until_ms: null };
+        if (quiet_hours === null)
+          for (const send of channels.values())
+            lines(send, [go, { type: "phase", name: "train" }].map((e) => ({ time_ms: START + 6e5, ...e })));
+        return null;
+      }
       case "runs":
         return summaries();
       case "run_files":
         return {
-          plan: mockPlan({ config, shape, stats, hardware: here } as PlanRequest) as Plan,
+          plan: mockPlan({ config, shape, stats, hardware: computer } as PlanRequest) as Plan,
           config,
-          settings: (mockPlan({ config, shape, stats, hardware: here } as PlanRequest) as Plan).settings,
+          settings: (mockPlan({ config, shape, stats, hardware: computer } as PlanRequest) as Plan).settings,
         };
       case "run_curve":
         return Array.from({ length: 96 }, (_, i) => lossAt((i * N_STEPS) / 96));
@@ -452,7 +655,15 @@ export function installMock(): void {
             lines(send, events(140, "failed"));
             send({ ended: { code: 4, error: null } });
           } else if (scenario === "running") {
-            lines(send, events(128, "none"));
+            lines(send, events(128, "none", onCard));
+          } else if (scenario === "rehearsed") {
+            lines(send, events(0, "none", true));
+          } else if (scenario === "resting") {
+            lines(send, events(60, "none", true));
+            const message = "Paused for the quiet hours; it goes on at 07:00.";
+            const until_ms = START + 13 * 36e5;
+            const held = { type: "governor", pace: "paused", code: "governor.quiet_hours", message, until_ms };
+            lines(send, [held, { type: "phase", name: "pause" }].map((e) => ({ time_ms: START + 4e5, ...e })));
           } else {
             // A run started here: the whole of it, quickly.
             const all = events(N_STEPS, "finished");

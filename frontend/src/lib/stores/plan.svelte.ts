@@ -10,6 +10,7 @@ import { platform, type PlanRequest } from "$lib/platform";
 import { card } from "./card.svelte";
 import { data } from "./data.svelte";
 import { model } from "./model.svelte";
+import { settings } from "./settings.svelte";
 
 /** Another card, beside the one that is planned for: a known one, or any of a memory size. */
 export type Compared = { card: string } | { gib: number };
@@ -68,6 +69,7 @@ class PlanStore {
       name: this.runName,
       model: model.path,
       data: { ...this.draft.data, path: data.path },
+      prices: settings.prices,
     };
     return card.hardware === null ? config : forHardware(config, card.hardware);
   }
@@ -117,7 +119,8 @@ class PlanStore {
     this.#revisionOf.clear();
   }
 
-  #request(): PlanRequest | null {
+  /** What is asked for the draft; null while something is missing. */
+  request(): PlanRequest | null {
     const config = this.config();
     const hardware = card.hardware;
     if (config === null || hardware === null || model.shape === null || data.found === null) return null;
@@ -141,7 +144,7 @@ class PlanStore {
   }
 
   async #ask(asked: number): Promise<void> {
-    const request = this.#request();
+    const request = this.request();
     if (request === null) return this.#clear();
     const { shape, stats, hardware } = request;
     if (this.#ground[0] !== shape || this.#ground[1] !== stats) {
@@ -197,7 +200,7 @@ class PlanStore {
 
   async #askNext(): Promise<void> {
     const next = this.#asking ? null : this.#next();
-    const request = next && this.#request();
+    const request = next && this.request();
     if (next && request) {
       const [key, hardware] = next;
       const revision = this.#revision;

@@ -1,8 +1,12 @@
 /** Events of a run, folded into what the screens show. Pure: replaying the same events gives the same state. */
 
+import type { CardReading } from "$lib/bindings/CardReading";
 import type { ErrorReport } from "$lib/bindings/ErrorReport";
 import type { EventLine } from "$lib/bindings/EventLine";
 import type { FinishReason } from "$lib/bindings/FinishReason";
+import type { Pace } from "$lib/bindings/Pace";
+import type { Rehearsal } from "$lib/bindings/Rehearsal";
+import type { Rung } from "$lib/bindings/Rung";
 
 /** One number per step, in columns, because charts want columns. JSON has no NaN: the engine's NaN arrives as null. */
 export interface StepColumns {
@@ -17,6 +21,14 @@ export interface StepColumns {
   plannedBytes: number[];
   timeMs: number[];
   nTokens: number[];
+  /** Of the pool that tensors on a card are from: in tensors, and taken of the card. */
+  poolUsedBytes: number[];
+  poolReservedBytes: number[];
+  /** Of the card at the end of the step; NaN where its driver does not say it, or there is no card. */
+  cardUsedBytes: number[];
+  utilisation: number[];
+  temperatureC: number[];
+  powerW: number[];
 }
 
 export interface Evaluation {
@@ -32,6 +44,14 @@ export interface Sample {
   answer: string;
   wanted: string;
 }
+
+/** What a run said besides its steps, in its order. */
+export type Note = { step: number; timeMs: number } & (
+  | { kind: "warning"; code: string; message: string }
+  | { kind: "rung"; reason: string; words: string; from: Rung; to: Rung }
+  | { kind: "pace"; pace: Pace; code: string; message: string; untilMs: number | null }
+);
+export type PaceNote = Extract<Note, { kind: "pace" }>;
 
 export interface RunState {
   runId: string | null;
@@ -50,7 +70,13 @@ export interface RunState {
   evaluations: Evaluation[];
   samples: Sample[];
   checkpoint: { step: number; timeMs: number; bytes: number } | null;
-  warnings: { step: number; code: string; message: string; timeMs: number }[];
+  notes: Note[];
+  /** What was measured before the first step. */
+  rehearsal: Rehearsal | null;
+  /** Why the run is slower than it could be, or waits; null at full speed. */
+  held: PaceNote | null;
+  /** The newest reading of the card. */
+  reading: CardReading | null;
   exported: { kind: string; path: string; proven: boolean }[];
   /** Steps at which another process took over. */
   resumedAt: number[];
@@ -83,11 +109,20 @@ export function emptyRun(): RunState {
       plannedBytes: [],
       timeMs: [],
       nTokens: [],
+      poolUsedBytes: [],
+      poolReservedBytes: [],
+      cardUsedBytes: [],
+      utilisation: [],
+      temperatureC: [],
+      powerW: [],
     },
     evaluations: [],
     samples: [],
     checkpoint: null,
-    warnings: [],
+    notes: [],
+    rehearsal: null,
+    held: null,
+    reading: null,
     exported: [],
     resumedAt: [],
     end: null,
@@ -107,6 +142,7 @@ function applyOne(state: RunState, line: EventLine): void {
   const started = line.type === "started";
   if (state.lastMs !== null && !started) state.activeMs += Math.max(0, line.time_ms - state.lastMs);
   state.lastMs = line.time_ms;
+  const at = { step: state.step, timeMs: line.time_ms };
   switch (line.type) {
     case "started": {
       state.runId = line.run_id;
@@ -116,6 +152,7 @@ function applyOne(state: RunState, line: EventLine): void {
       state.end = null;
       state.phase = null;
       state.etaS = null;
+      state.held = null;
       if (line.resumed) {
         state.resumedAt.push(line.step);
         rewind(state, line.step);
@@ -141,6 +178,14 @@ function applyOne(state: RunState, line: EventLine): void {
       columns.plannedBytes.push(line.memory.planned_bytes);
       columns.timeMs.push(line.time_ms);
       columns.nTokens.push(line.n_tokens);
+      columns.poolUsedBytes.push(float(line.memory.pool?.used_bytes));
+      columns.poolReservedBytes.push(float(line.memory.pool?.reserved_bytes));
+      const reading = line.card ?? null;
+      columns.cardUsedBytes.push(float(reading?.used_bytes));
+      columns.utilisation.push(float(reading?.utilisation));
+      columns.temperatureC.push(float(reading?.temperature_c));
+      columns.powerW.push(float(reading?.power_w));
+      state.reading = reading;
       state.step = line.step;
       state.etaS = line.eta_s ?? null;
       state.phase = "train";
@@ -164,7 +209,22 @@ function applyOne(state: RunState, line: EventLine): void {
       state.checkpoint = { step: line.step, timeMs: line.time_ms, bytes: line.bytes };
       break;
     case "warning":
-      state.warnings.push({ step: state.step, code: line.code, message: line.message, timeMs: line.time_ms });
+      state.notes.push({ ...at, kind: "warning", code: line.code, message: line.message });
+      break;
+    case "rung": {
+      const { reason, words, from, to } = line;
+      state.notes.push({ ...at, kind: "rung", reason, words, from, to });
+      break;
+    }
+    case "governor": {
+      const { pace, code, message } = line;
+      const said: PaceNote = { ...at, kind: "pace", pace, code, message, untilMs: line.until_ms ?? null };
+      state.notes.push(said);
+      state.held = pace === "full" ? null : said;
+      break;
+    }
+    case "rehearsal":
+      state.rehearsal = line.rehearsal;
       break;
     case "exported":
       state.exported.push({ kind: line.kind, path: line.path, proven: line.proven });

@@ -1,4 +1,5 @@
 import type { ErrorReport } from "$lib/bindings/ErrorReport";
+import type { GovernorConfig } from "$lib/bindings/GovernorConfig";
 import type { RunConfig } from "$lib/bindings/RunConfig";
 import { toReport } from "$lib/errors";
 import { platform, type RunFiles, type Stream } from "$lib/platform";
@@ -25,6 +26,8 @@ class RunStore {
   starting = $state(false);
   asked = $state<Asked>(null);
   error = $state.raw<ErrorReport | null>(null);
+  /** Limits of the open run, where they were changed since it began. */
+  #limits: GovernorConfig | null = null;
   #stream: Stream | null = null;
   #generation = 0;
 
@@ -65,6 +68,7 @@ class RunStore {
     this.id = id;
     this.state = emptyRun();
     this.files = { plan: null, config: null, settings: null };
+    this.#limits = null;
     this.error = null;
     this.asked = null;
     this.following = true;
@@ -100,6 +104,25 @@ class RunStore {
       await platform.control(this.id, action);
     } catch (error) {
       this.asked = null;
+      this.error = toReport(error);
+    }
+  }
+
+  /** The run rests or waits for a reason that a person may overrule; heat is none. */
+  canOverrule = $derived(
+    this.state.held?.code === "governor.quiet_hours" || this.state.held?.code === "governor.other_program",
+  );
+
+  /** Lets the run go on although its limits say otherwise, for the rest of the run. */
+  async overrule(): Promise<void> {
+    const [limits, code] = [this.#limits ?? this.files.settings?.governor, this.state.held?.code];
+    if (this.id === null || limits === undefined || !this.canOverrule) return;
+    const lifted =
+      code === "governor.quiet_hours" ? { ...limits, quiet_hours: null } : { ...limits, yield_to_others: false };
+    try {
+      await platform.govern(this.id, lifted);
+      this.#limits = lifted;
+    } catch (error) {
       this.error = toReport(error);
     }
   }
