@@ -69,3 +69,74 @@ test("plans are made only for the cards that can be seen", async ({ page }) => {
   expect(first).not.toContain("RTX 4090, 24 GB");
   expect(first.length).toBeLessThan(20);
 });
+
+for (const lang of LANGUAGES)
+  for (const theme of THEMES)
+    test(`a card says who holds it, how it is connected and what is worth knowing, ${lang}, ${theme}`, async ({ page }) => {
+      await open(page, "draft", lang, theme, "&card&two");
+      await toCards(page);
+      await expect(at(page, "card-users").locator("tbody tr")).toHaveCount(3);
+      await expect(at(page, "fact-link")).toContainText("PCIe 1.0 x8");
+      await expect(at(page, "fact-link")).toContainText("PCIe 4.0 x16");
+      await expect(at(page, "advice")).toHaveCount(2);
+      await shot(page, "1-card-here", lang, theme);
+      await at(page, "card-shown-1").click();
+      await expect(at(page, "fact-laptop")).toBeVisible();
+      await expect(at(page, "card-users")).toHaveCount(0);
+      await shot(page, "1-card-second", lang, theme);
+    });
+
+for (const lang of LANGUAGES)
+  test(`missing libraries are fetched with one click, interrupted and gone on with, ${lang}`, async ({ page }) => {
+    await open(page, "draft", lang, "light", "&card&libraries");
+    await toCards(page);
+    await expect(at(page, "gpu-setup")).toContainText("432 MiB");
+    await shot(page, "1-card-libraries", lang, "light");
+    await at(page, "gpu-fetch").focus();
+    await page.keyboard.press("Enter");
+    await expect(at(page, "gpu-phase")).toContainText(/\/s|\/秒/);
+    await shot(page, "1-card-fetching", lang, "light");
+    await at(page, "gpu-cancel").click();
+    await expect(at(page, "gpu-setup")).not.toContainText("432 MiB");
+    await at(page, "gpu-fetch").click();
+    await expect(at(page, "gpu-fetching")).toHaveCount(0, { timeout: 15_000 });
+    await expect(at(page, "gpu-setup")).toHaveCount(0);
+    await expect(at(page, "verdict")).toContainText("RTX 3060");
+    await expect(at(page, "step-card")).toContainText("RTX 3060");
+  });
+
+for (const lang of LANGUAGES)
+  test(`a card is described, planned for, changed, shared and deleted, ${lang}`, async ({ page }) => {
+    await open(page, "draft", lang, "light");
+    await toCards(page);
+    await at(page, "card-search").fill("3060 12gb");
+    await page.locator("[data-card=rtx-3060-12gb]").check();
+    await at(page, "card-search").fill("");
+    await at(page, "own-describe").click();
+    await expect(at(page, "own-name")).toBeFocused();
+    await expect(at(page, "own-save")).toBeDisabled();
+    await page.keyboard.type("我的 3060 🔥");
+    await at(page, "own-bandwidth").fill("342");
+    await shot(page, "1-card-own-form", lang, "light");
+    await page.keyboard.press("Enter");
+    await expect(at(page, "own-form")).toHaveCount(0);
+    await expect(at(page, "verdict")).toContainText("我的 3060 🔥");
+    await expect(page.locator("[data-group=own]")).toBeVisible();
+    await shot(page, "1-card-own", lang, "light");
+
+    await at(page, "own-describe").click();
+    await expect(at(page, "own-bandwidth")).toHaveValue("342");
+    await at(page, "own-bandwidth").fill("none");
+    await expect(at(page, "own-save")).toBeDisabled();
+    await at(page, "own-bandwidth").fill("350");
+    await at(page, "own-save").click();
+    await at(page, "own-share").click();
+    await expect(at(page, "own-cards").getByRole("status")).toContainText("我的 3060 🔥");
+    await at(page, "own-delete").click();
+    await expect(page.locator("[data-group=own]")).toHaveCount(0);
+    await expect(page.locator("[data-card=here]")).toBeChecked();
+    await at(page, "own-undo").click();
+    await expect(page.locator("[data-card='我的 3060 🔥']")).toBeChecked();
+    await at(page, "own-import").click();
+    await expect(at(page, "verdict")).toContainText("Shared 3060 共享");
+  });

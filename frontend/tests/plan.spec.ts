@@ -236,3 +236,53 @@ for (const lang of LANGUAGES)
     await at(page, "compare-select").scrollIntoViewIfNeeded();
     await shot(page, "9-small-plan-compare", lang, "dark");
   });
+
+for (const lang of LANGUAGES)
+  for (const theme of THEMES)
+    test(`which card is needed, how far this one goes and what it costs, ${lang}, ${theme}`, async ({ page }) => {
+      await open(page, "draft", lang, theme, "&card");
+      await toPlan(page);
+      await at(page, "price-kwh").fill("0.32");
+      await page.keyboard.press("Enter");
+      await at(page, "price-currency").fill("EUR");
+      await page.keyboard.press("Enter");
+      await expect(at(page, "price-words")).toContainText("EUR");
+      await at(page, "reason-governor").scrollIntoViewIfNeeded();
+      await shot(page, "4-plan-price", lang, theme);
+
+      await at(page, "reach-fold").focus();
+      await page.keyboard.press("Enter");
+      await expect(at(page, "reach-length")).toContainText("8,192");
+      await at(page, "reach-try-rank").scrollIntoViewIfNeeded();
+      await shot(page, "4-plan-reach", lang, theme);
+      await at(page, "reach-try-rank").click();
+      await expect(at(page, "setting-rank")).toHaveValue("256");
+
+      await at(page, "card-table-fold").focus();
+      await page.keyboard.press("Space");
+      await expect(page.locator("[data-testid=cheapest][data-model='llama-3.1-8b']")).toContainText("RTX 50");
+      await expect(page.locator("[data-testid=cheapest][data-model='llama-3.1-70b']")).not.toContainText("RTX");
+      await at(page, "card-table").evaluate((table) => table.scrollIntoView());
+      await shot(page, "4-plan-cards", lang, theme);
+      await at(page, "card-table-group").selectOption("datacentre");
+      await expect(page.locator("[data-testid=card-table] tbody tr")).toHaveCount(22);
+    });
+
+test("quiet hours are read, refused where they are none, and given back when emptied", async ({ page }) => {
+  await open(page, "draft", "en", "light", "&card");
+  await toPlan(page);
+  const quiet = at(page, "setting-quiet");
+  await quiet.fill("25:00-07:00");
+  await page.keyboard.press("Enter");
+  await expect(quiet).toHaveAttribute("aria-invalid", "true");
+  await quiet.fill("22:00 – 07:00");
+  await page.keyboard.press("Enter");
+  await expect(quiet).toHaveAttribute("aria-invalid", "false");
+  await expect(quiet).toHaveValue("22:00-07:00");
+  await at(page, "setting-heat").fill("");
+  await page.keyboard.press("Enter");
+  await expect(at(page, "setting-heat")).toHaveValue("");
+  await at(page, "plan-reset").click();
+  await expect(quiet).toHaveValue("");
+  await expect(at(page, "setting-heat")).toHaveValue("87");
+});

@@ -1,0 +1,47 @@
+import { expect, test } from "@playwright/test";
+
+import { at, expectQuiet, LANGUAGES, open, shot, THEMES } from "./page";
+
+expectQuiet();
+
+for (const lang of LANGUAGES)
+  for (const theme of THEMES)
+    test(`a run on a card shows the card, its limits and what it did about them, ${lang}, ${theme}`, async ({ page }) => {
+      await open(page, "running", lang, theme, "&card");
+      await expect(at(page, "train-step")).toHaveText("128");
+      for (const chart of ["utilisation", "temperature", "power"])
+        await expect(at(page, `chart-${chart}`)).toHaveAttribute("aria-label", /\d/);
+      await expect(at(page, "note")).toHaveCount(3);
+      await expect(at(page, "train-throttle")).toBeVisible();
+      await shot(page, "5-train-card", lang, theme);
+      await at(page, "train-notes").scrollIntoViewIfNeeded();
+      await shot(page, "5-train-card-notes", lang, theme);
+    });
+
+for (const lang of LANGUAGES)
+  for (const theme of THEMES)
+    test(`before the first step the rehearsal stands beside the plan, ${lang}, ${theme}`, async ({ page }) => {
+      await open(page, "rehearsed", lang, theme, "&card");
+      await expect(at(page, "rehearsal").locator("tbody tr")).toHaveCount(5);
+      await expect(at(page, "rehearsal")).toContainText("428");
+      await shot(page, "5-train-rehearsal", lang, theme);
+    });
+
+test("a run that rests by itself says until when, and offers no button to continue", async ({ page }) => {
+  await open(page, "resting", "en", "light", "&card");
+  await expect(at(page, "verdict")).toContainText("Paused by itself.");
+  await expect(at(page, "verdict")).toContainText("quiet hours");
+  await expect(at(page, "train-continue")).toHaveCount(0);
+  await expect(at(page, "train-stop")).toBeEnabled();
+  await shot(page, "5-train-resting", "en", "light");
+  await at(page, "train-overrule").click();
+  await expect(at(page, "train-state")).toHaveAttribute("data-state", "running");
+  await expect(at(page, "train-overrule")).toHaveCount(0);
+});
+
+test("a run on a card holds at the smallest window", async ({ page }) => {
+  await page.setViewportSize({ width: 960, height: 640 });
+  await open(page, "running", "zh", "dark", "&card");
+  await expect(at(page, "train-step")).toHaveText("128");
+  await shot(page, "9-small-train-card", "zh", "dark");
+});
