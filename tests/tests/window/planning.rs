@@ -117,7 +117,7 @@ async fn sliders_move_bar_and_reasons(studio: &Studio) -> Outcome<()> {
     studio.wait("plan-ready", LATER).await?;
     studio.text_has("plan-verdict", "Fits").await?;
     let sliders = [
-        ("slider-rank", "reason-rank", 3),
+        ("slider-rank", "reason-rank", 5),
         ("slider-length", "reason-length", 2),
         ("slider-micro-batch", "reason-batch", 1),
     ];
