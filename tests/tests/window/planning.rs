@@ -74,7 +74,6 @@ async fn planning() -> Outcome<()> {
         open_model_and_data(studio, &desk.model(), &desk.data()).await?;
         studio.click("step-plan").await?;
         studio.wait("plan-ready", LATER).await?;
-        studio.click("plan-reset").await?;
         studio.value_is("setting-rank", "16").await?;
         studio.select("preset-select", KEPT).await?;
         studio.click("preset-load").await?;
