@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(
             said.expect_err("refused"),
             "the CUDA libraries libcublas.so.13, libcublasLt.so.13 and libcurand.so.10 are missing; `hearth setup-gpu` fetches \
-             them (460 MiB). Run `hearth setup-gpu`, or fetch them in the window."
+             them (460.3 MiB). Run `hearth setup-gpu`, or fetch them in the window."
         );
         // What was fetched already does not count.
         let said = chosen(&computer("581.42"), |_, here| {

@@ -162,10 +162,13 @@ fn go_on(
         e => Stop::Interrupted(e.to_string()),
     })?;
     let from = begins_at(&response, remote, part, kept)?;
-    let mut file = OpenOptions::new().create(true).append(true).open(part).map_err(|e| Error::io(part, e))?;
-    if from == 0 {
-        file.set_len(0).map_err(|e| Error::io(part, e))?;
-    }
+    let mut options = OpenOptions::new();
+    if from > 0 {
+        options.append(true)
+    } else {
+        options.write(true).create(true).truncate(true)
+    };
+    let mut file = options.open(part).map_err(|e| Error::io(part, e))?;
     let mut body = response.into_body().into_with_config().limit(u64::MAX).reader();
     let mut buffer = vec![0; 256 << 10];
     let mut at = from;

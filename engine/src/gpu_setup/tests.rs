@@ -258,7 +258,7 @@ fn a_package_is_fetched_compared_and_unpacked_and_only_what_was_asked_for() {
     // Neither the archive nor anything outside is left.
     assert_eq!(Scene::names(&scene.root()), ["lock", "nvidia-first-1.0"]);
     assert_eq!(Scene::names(scene.scratch.path()).len(), 1);
-    let path = &server.requests.lock().expect("whole")[0].0;
+    let path = server.requests.lock().expect("whole")[0].0.clone();
     assert_eq!(path, "/packages/ab/cd/ef/nvidia_first-1.0-py3-none-any.whl");
 
     let phases: Vec<_> = heard.iter().map(|news| news.phase).collect();

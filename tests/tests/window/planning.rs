@@ -74,7 +74,6 @@ async fn planning() -> Outcome<()> {
         open_model_and_data(studio, &desk.model(), &desk.data()).await?;
         studio.click("step-plan").await?;
         studio.wait("plan-ready", LATER).await?;
-        studio.click("plan-reset").await?;
         studio.value_is("setting-rank", "16").await?;
         studio.select("preset-select", KEPT).await?;
         studio.click("preset-load").await?;
@@ -117,7 +116,7 @@ async fn sliders_move_bar_and_reasons(studio: &Studio) -> Outcome<()> {
     studio.wait("plan-ready", LATER).await?;
     studio.text_has("plan-verdict", "Fits").await?;
     let sliders = [
-        ("slider-rank", "reason-rank", 3),
+        ("slider-rank", "reason-rank", 5),
         ("slider-length", "reason-length", 2),
         ("slider-micro-batch", "reason-batch", 1),
     ];
