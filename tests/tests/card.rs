@@ -1,5 +1,5 @@
-//! The step on a graphics card against the step on the processor, whose own parity is in `parity.rs`. Without a card, or in the
-//! engine for the processor, every test here says so and passes.
+//! The step on a graphics card against the step on the processor, whose own parity is in `parity.rs`; `card/peers.rs` has it against
+//! what others compute on a card. Without a card, or in the engine for the processor, every test here says so and passes.
 
 use candle_core::{Device, Tensor};
 use hearth_engine::config::*;
@@ -9,6 +9,10 @@ use hearth_engine::model::shape::{ModelShape, Rope};
 use hearth_engine::model::{Adapter, Model};
 use hearth_engine::ops::upload;
 use hearth_engine::step::{self, Trainer};
+use hearth_tests::goldens::relative_error;
+
+#[path = "card/peers.rs"]
+mod peers;
 
 fn card() -> Option<Device> {
     let card = step::device(TrainOn::Card);
@@ -92,13 +96,6 @@ fn gradients(device: &Device, settings: &Settings, tied: bool) -> (f64, Vec<(Str
     (loss, named.collect())
 }
 
-/// `‖got - want‖ / ‖want‖`
-fn relative(got: &[f32], want: &[f32]) -> f64 {
-    let square = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
-    let difference = square(&mut got.iter().zip(want).map(|(g, w)| f64::from(g - w)));
-    difference / square(&mut want.iter().map(|&w| f64::from(w)))
-}
-
 fn bits(tensor: &Tensor) -> Vec<u32> {
     let values = tensor.to_device(&Device::Cpu).unwrap().to_vec1::<f32>().unwrap();
     values.into_iter().map(f32::to_bits).collect()
@@ -117,7 +114,7 @@ fn in_f32_the_card_agrees_with_the_processor() {
         println!("{base:?} dropout {dropout}: loss off by {:.1e}", (loss / expected - 1.0).abs());
         assert!((loss / expected - 1.0).abs() < 1e-5, "{base:?}: loss {loss} for {expected}");
         for ((name, got), (_, want)) in got.iter().zip(&want) {
-            let error = relative(got, want);
+            let error = relative_error(got, want);
             assert!(error < 1e-4, "{base:?} {name}: {error:.1e}");
         }
     }
@@ -134,7 +131,7 @@ fn in_bf16_every_gradient_points_where_the_processors_does() {
     for ((name, got), (_, want)) in got.iter().zip(&want) {
         assert!(got.iter().all(|g| g.is_finite()), "{name} is not finite");
         assert!(got.iter().any(|&g| g != 0.0), "{name} has no gradient");
-        let error = relative(got, want);
+        let error = relative_error(got, want);
         worst = worst.max(error);
         // The cosine of a relative error of 4 % is above 0.999.
         assert!(error < 4e-2, "{name}: {error:.1e}");
@@ -256,7 +253,7 @@ fn documents_that_lie_together_are_as_each_alone_within_rounding() {
         trainer.gradients().flat().to_device(&Device::Cpu).unwrap().to_vec1().unwrap()
     };
     // Products of other sizes may take another algorithm, whose sums round otherwise.
-    let error = relative(&host(&together), &host(&apart));
+    let error = relative_error(&host(&together), &host(&apart));
     assert!(error < 1e-2, "gradients off by {error:.1e}");
 }
 

@@ -11,6 +11,7 @@ use hearth_engine::generate::Generator;
 use hearth_engine::model::weights::Precision;
 use hearth_engine::model::{Adapter, Model, ModelSource};
 use hearth_engine::step::Trainer;
+use hearth_tests::goldens::{Document, batch_of, fill, key, relative_error, values};
 use hearth_tests::step::settings;
 use serde_json::Value;
 
@@ -43,8 +44,7 @@ impl Golden {
     }
 
     fn tensor(&self, key: &str) -> Vec<f32> {
-        let Some(tensor) = self.tensors.get(key) else { panic!("no golden {key}") };
-        tensor.flatten_all().unwrap().to_vec1().unwrap()
+        values(&self.tensors, key)
     }
 
     fn trainer(&self, settings: &Settings) -> Trainer {
@@ -53,11 +53,7 @@ impl Golden {
         let file = goldens().join(format!("{}-adapter/adapter_model.safetensors", self.name));
         let saved = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
         let mut adapter = Adapter::new(source.shape(), &settings.lora, 0, &Device::Cpu).unwrap();
-        for (layer, target) in adapter.names().collect::<Vec<_>>() {
-            let read =
-                |part: &str| -> Vec<f32> { saved[&key(layer, target, part)].flatten_all().unwrap().to_vec1().unwrap() };
-            adapter.set(layer, target, &read("A"), &read("B")).unwrap();
-        }
+        fill(&mut adapter, &saved, "");
         Trainer::new(model, adapter, settings).unwrap()
     }
 
@@ -69,29 +65,6 @@ impl Golden {
     fn number(&self, path: &str) -> f64 {
         self.json.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("no number {path}"))
     }
-}
-
-#[derive(Clone, serde::Deserialize)]
-struct Document {
-    ids: Vec<u32>,
-    learned: Vec<bool>,
-}
-
-fn batch_of<'a>(documents: impl IntoIterator<Item = &'a Document>) -> Batch {
-    Batch::from_documents(documents.into_iter().map(|d| (&d.ids[..], &d.learned[..])))
-}
-
-fn key(layer: usize, target: Target, part: &str) -> String {
-    format!("base_model.model.model.layers.{layer}.{}.lora_{part}.weight", target.module())
-}
-
-/// `‖got - want‖ / ‖want‖`.
-fn relative_error(got: &[f32], want: &[f32]) -> f64 {
-    assert_eq!(got.len(), want.len());
-    let square = |x: f64| x * x;
-    let difference: f64 = got.iter().zip(want).map(|(g, w)| square(*g as f64 - *w as f64)).sum();
-    let size: f64 = want.iter().map(|w| square(*w as f64)).sum();
-    (difference / size).sqrt()
 }
 
 fn gradients(trainer: &Trainer) -> Vec<f32> {

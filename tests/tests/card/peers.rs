@@ -1,0 +1,365 @@
+//! The step on a card against transformers + peft + bitsandbytes on the same card (`PERFORMANCE.md`, parity).
+//!
+//! What they compute is too large to commit: `goldens/make/card.py` writes it into the folder that `HEARTH_CARD_GOLDENS` names.
+//! Without that folder, or without a card, every test here says so and passes.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use hearth_engine::config::*;
+use hearth_engine::model::{Adapter, Model, ModelSource};
+use hearth_engine::ops::adamw::{Moments, Update, adamw};
+use hearth_engine::ops::nf4::{self, Nf4};
+use hearth_engine::step::Trainer;
+use hearth_tests::goldens::{Document, batch_of, fill, key, relative_error, values};
+use serde::Deserialize;
+
+const VARIABLE: &str = "HEARTH_CARD_GOLDENS";
+
+fn card_and_goldens() -> Option<(Device, PathBuf)> {
+    let card = super::card()?;
+    let folder = std::env::var_os(VARIABLE);
+    if folder.is_none() {
+        println!("skipped: {VARIABLE} names no folder written by tests/goldens/make/card.py on this card");
+    }
+    Some((card, folder?.into()))
+}
+
+/// Names of the models for which there is a file `<name><suffix>`.
+fn models(folder: &Path, suffix: &str) -> Vec<String> {
+    let files = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let names = files.map(|file| file.unwrap().file_name().to_string_lossy().into_owned());
+    let mut models: Vec<String> = names.filter_map(|name| Some(name.strip_suffix(suffix)?.to_owned())).collect();
+    models.sort();
+    assert!(!models.is_empty(), "{} has no file *{suffix}", folder.display());
+    models
+}
+
+fn json<T: for<'a> Deserialize<'a>>(path: &Path) -> T {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn tensors(path: &Path) -> HashMap<String, Tensor> {
+    candle_core::safetensors::load(path, &Device::Cpu).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// bitsandbytes' own description of a quantised matrix, JSON in a tensor of bytes.
+#[derive(Deserialize)]
+struct QuantState {
+    quant_type: String,
+    blocksize: usize,
+    nested_blocksize: usize,
+    nested_offset: f64,
+    shape: [usize; 2],
+}
+
+/// A linear layer of a bitsandbytes checkpoint, on the processor.
+fn from_checkpoint(checkpoint: &HashMap<String, Tensor>, name: &str) -> Nf4 {
+    let tensor = |suffix: &str| checkpoint[&format!("{name}{suffix}")].flatten_all().unwrap();
+    let state = tensor(".quant_state.bitsandbytes__nf4").to_vec1::<u8>().unwrap();
+    let state: QuantState = serde_json::from_slice(&state).unwrap();
+    assert_eq!((&*state.quant_type, state.blocksize, state.nested_blocksize), ("nf4", nf4::BLOCK, 256), "{name}");
+    let [rows, cols] = state.shape;
+    Nf4 {
+        codes: tensor(""),
+        absmax: tensor(".absmax"),
+        nested_absmax: tensor(".nested_absmax"),
+        offset: state.nested_offset as f32,
+        rows,
+        cols,
+    }
+}
+
+fn n_different<T: PartialEq>(a: &[T], b: &[T]) -> usize {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).filter(|(a, b)| a != b).count()
+}
+
+/// `<model>.bnb.safetensors` is a checkpoint's linear layers as bitsandbytes saves them, and `dequantized.<name>` what it makes of
+/// each on the card in bf16.
+#[test]
+fn a_checkpoint_of_bitsandbytes_is_dequantised_to_the_same_bits() {
+    let Some((card, folder)) = card_and_goldens() else { return };
+    for model in models(&folder, ".bnb.safetensors") {
+        let checkpoint = tensors(&folder.join(format!("{model}.bnb.safetensors")));
+        let mut names: Vec<&str> = checkpoint.keys().filter_map(|name| name.strip_prefix("dequantized.")).collect();
+        names.sort_unstable();
+        let (mut n_weights, mut wrong) = (0, Vec::new());
+        for name in &names {
+            let src = from_checkpoint(&checkpoint, name);
+            let to_card = |tensor: &Tensor| tensor.to_device(&card).unwrap();
+            let (codes, absmax) = (to_card(&src.codes), to_card(&src.absmax));
+            let src = Nf4 { codes, absmax, nested_absmax: to_card(&src.nested_absmax), ..src };
+            let dst = Tensor::zeros((src.rows, src.cols), DType::BF16, &card).unwrap();
+            nf4::dequantize(&dst, &src).unwrap();
+            let bits = |tensor: &Tensor| -> Vec<u32> {
+                let values: Vec<f32> = tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+                values.into_iter().map(f32::to_bits).collect()
+            };
+            let n = n_different(&bits(&dst), &bits(&checkpoint[&format!("dequantized.{name}")]));
+            n_weights += src.rows * src.cols;
+            if n > 0 {
+                wrong.push(format!("{name}: {n}"));
+            }
+        }
+        println!("{model}: {} matrices, {n_weights} weights, {} matrices differ", names.len(), wrong.len());
+        assert!(!names.is_empty() && wrong.is_empty(), "{model}: weights that differ: {wrong:?}");
+    }
+}
+
+/// The same weights quantised by both. The kernels of bitsandbytes divide approximately and its offset is a sum in another order, so
+/// that a weight or an absmax right at a threshold may fall to the other side.
+#[test]
+fn weights_are_quantised_to_the_codes_of_bitsandbytes() {
+    let Some((card, folder)) = card_and_goldens() else { return };
+    for model in models(&folder, ".bnb.safetensors") {
+        let checkpoint = tensors(&folder.join(format!("{model}.bnb.safetensors")));
+        let source = ModelSource::open(&folder.join(&model)).unwrap();
+        let (mut n_weights, mut n_codes, mut n_blocks, mut n_absmax, mut n_offsets) = (0, 0, 0, 0, 0);
+        for name in checkpoint.keys().filter_map(|name| name.strip_prefix("dequantized.")) {
+            let want = from_checkpoint(&checkpoint, name);
+            let weights = source.tensor_f32(name).unwrap().1;
+            let got = nf4::quantize(&weights, want.rows, want.cols, &card).unwrap();
+            let u8s = |tensor: &Tensor| tensor.to_vec1::<u8>().unwrap();
+            let codes = |nf4: &Nf4| u8s(&nf4.codes).into_iter().flat_map(|b| [b >> 4, b & 15]).collect::<Vec<_>>();
+            n_weights += weights.len();
+            n_codes += n_different(&codes(&got), &codes(&want));
+            n_blocks += want.absmax.elem_count();
+            n_absmax += n_different(&u8s(&got.absmax), &u8s(&want.absmax));
+            n_offsets += usize::from(got.offset != want.offset);
+        }
+        println!(
+            "{model}: {n_codes} of {n_weights} codes, {n_absmax} of {n_blocks} absmax codes and {n_offsets} offsets differ"
+        );
+        assert!(n_codes as f64 <= 1e-6 * n_weights as f64, "{model}: {n_codes} of {n_weights} codes differ");
+        assert!(n_absmax as f64 <= 1e-3 * n_blocks as f64, "{model}: {n_absmax} of {n_blocks} absmax codes differ");
+    }
+}
+
+/// As QLoRA is trained on a card: NF4, bf16, 8-bit AdamW.
+fn settings(lora: &LoraConfig, documents: &[Document], micro_batch: usize) -> Settings {
+    Settings {
+        base: BaseFormat::Nf4,
+        compute: ComputeDtype::Bf16,
+        lora: lora.clone(),
+        length: documents.iter().map(|d| d.ids.len()).max().unwrap_or(0),
+        micro_batch,
+        packing: true,
+        optimizer: OptimizerKind::AdamW8,
+        weight_decay: 0.01,
+        ..Settings::default()
+    }
+}
+
+fn trainer(model: &Path, adapter: &HashMap<String, Tensor>, settings: &Settings, card: &Device) -> Trainer {
+    let source = ModelSource::open(model).unwrap();
+    let model = Model::load(&source, &settings.lora, settings.into(), card).unwrap();
+    let mut fresh = Adapter::new(source.shape(), &settings.lora, 0, card).unwrap();
+    fill(&mut fresh, adapter, "adapter.");
+    Trainer::new(model, fresh, settings).unwrap()
+}
+
+#[derive(Deserialize)]
+struct Gradients {
+    lora: LoraConfig,
+    documents: Vec<Document>,
+    /// Negative log-likelihood, summed, of torch in f32 and in bf16.
+    f32_nll: f64,
+    bf16_nll: f64,
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+/// `<model>.gradients.safetensors`: a random adapter (`adapter.*`), the gradients of torch in f32 over the same dequantised weights
+/// (`f32.*`) and those of peft over bitsandbytes' layers in bf16 (`bf16.*`).
+#[test]
+fn every_gradient_is_as_near_to_f32_as_that_of_peft_in_bf16() {
+    let Some((card, folder)) = card_and_goldens() else { return };
+    let mut failures = Vec::new();
+    for model in models(&folder, ".gradients.safetensors") {
+        let golden: Gradients = json(&folder.join(format!("{model}.gradients.json")));
+        let tensors = tensors(&folder.join(format!("{model}.gradients.safetensors")));
+        let settings = settings(&golden.lora, &golden.documents, golden.documents.len());
+        let mut trainer = trainer(&folder.join(&model), &tensors, &settings, &card);
+        let batch = batch_of(&golden.documents);
+        let nll = trainer.micro_batch(&batch, batch.n_supervised(), 0).unwrap();
+        let gradients = trainer.gradients();
+        let mut of_matrix = Vec::new();
+        for (layer, target) in gradients.names().collect::<Vec<_>>() {
+            for (half, got) in [("A", gradients.a(layer, target)), ("B", gradients.b(layer, target))] {
+                let (got, key) = (got.unwrap(), key(layer, target, half));
+                let want = values(&tensors, &format!("f32.{key}"));
+                let theirs = relative_error(&values(&tensors, &format!("bf16.{key}")), &want);
+                let ours = relative_error(&got, &want);
+                of_matrix.push((ours / theirs, ours, theirs, cosine(&got, &want), key));
+            }
+        }
+        of_matrix.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let n = of_matrix.len();
+        let (median, worst) = (&of_matrix[n / 2], &of_matrix[n - 1]);
+        let most = |error: fn(&(f64, f64, f64, f64, String)) -> f64| of_matrix.iter().map(error).fold(0.0, f64::max);
+        let least_cosine = of_matrix.iter().map(|m| m.3).fold(1.0, f64::min);
+        println!(
+            "{model}: {n} matrices; error against f32, ours / peft's: median {:.3}, worst {:.3} ({:.2e} / {:.2e}, {}); largest \
+             {:.2e} / {:.2e}; least cosine {least_cosine:.6}; loss off by {:.1e} / {:.1e}",
+            median.0,
+            worst.0,
+            worst.1,
+            worst.2,
+            worst.4,
+            most(|m| m.1),
+            most(|m| m.2),
+            (nll / golden.f32_nll - 1.0).abs(),
+            (golden.bf16_nll / golden.f32_nll - 1.0).abs(),
+        );
+        let past: Vec<_> = of_matrix.iter().filter(|m| !(m.0 <= 1.25 && m.3 > 0.999)).collect();
+        for (ratio, ours, theirs, cosine, key) in past.iter().rev().take(10) {
+            println!("  past the limit: {ratio:.3}, {ours:.2e} / {theirs:.2e}, cosine {cosine:.6}, {key}");
+        }
+        if !past.is_empty() {
+            failures.push(format!("{model}: {} of {n} matrices", past.len()));
+        }
+    }
+    assert!(failures.is_empty(), "more than 1.25 of peft's error, or a cosine of at most 0.999: {failures:?}");
+}
+
+#[derive(Deserialize)]
+struct Curve {
+    lora: LoraConfig,
+    /// All documents; steps name them by index.
+    documents: Vec<Document>,
+    held_out: Vec<Document>,
+    steps: Vec<Step>,
+    /// Mean loss on `held_out` after the last step: from the adapter that Hearth starts with too, and from two others.
+    held_out_losses: Vec<f64>,
+    /// Of the first, with peft's step computed in f32 over the same codes.
+    f32_losses: Vec<f64>,
+    f32_held_out_loss: f64,
+}
+
+#[derive(Deserialize)]
+struct Step {
+    documents: Vec<usize>,
+    learning_rate: f64,
+    /// Mean over the step's supervised tokens, before its update.
+    loss: f64,
+}
+
+/// The largest relative distance between the means over `WINDOW` steps.
+fn smoothed_distance(a: &[f64], b: &[f64]) -> f64 {
+    const WINDOW: usize = 20;
+    let mean = |window: &[f64]| window.iter().sum::<f64>() / WINDOW as f64;
+    let pairs = a.windows(WINDOW).zip(b.windows(WINDOW));
+    pairs.map(|(a, b)| (mean(a) / mean(b) - 1.0).abs()).fold(0.0, f64::max)
+}
+
+/// `<model>.curve.json` and `<model>.curve.safetensors` (the first adapter, B zero): peft over bitsandbytes' layers with its 8-bit
+/// AdamW.
+#[test]
+fn two_hundred_steps_follow_peft_and_bitsandbytes() {
+    let Some((card, folder)) = card_and_goldens() else { return };
+    for model in models(&folder, ".curve.safetensors") {
+        let golden: Curve = json(&folder.join(format!("{model}.curve.json")));
+        let adapter = tensors(&folder.join(format!("{model}.curve.safetensors")));
+        let n_per_step = golden.steps.iter().map(|s| s.documents.len()).max().unwrap();
+        let all: Vec<Document> = golden.documents.iter().chain(&golden.held_out).cloned().collect();
+        let mut trainer = trainer(&folder.join(&model), &adapter, &settings(&golden.lora, &all, n_per_step), &card);
+        let mut losses = Vec::new();
+        for step in &golden.steps {
+            let batch = batch_of(step.documents.iter().map(|&i| &golden.documents[i]));
+            let n = batch.n_supervised();
+            losses.push(trainer.micro_batch(&batch, n, 0).unwrap() / n as f64);
+            trainer.optimizer_step(step.learning_rate).unwrap();
+        }
+        let (mut nll, mut n) = (0.0, 0);
+        for documents in golden.held_out.chunks(n_per_step) {
+            let batch = batch_of(documents);
+            nll += trainer.evaluate(&batch).unwrap();
+            n += batch.n_supervised();
+        }
+        let held_out = nll / n as f64;
+        let theirs: Vec<f64> = golden.steps.iter().map(|s| s.loss).collect();
+        let distance = smoothed_distance(&losses, &theirs);
+        let band = &golden.held_out_losses;
+        let (least, most) = band.iter().fold((f64::MAX, 0f64), |(least, most), &x| (least.min(x), most.max(x)));
+        let n_steps = losses.len();
+        println!(
+            "{model}: {n_steps} steps, loss {:.4} to {:.4}; smoothed, off peft in bf16 by {:.3} %, off peft in f32 by {:.3} % (peft \
+             in bf16 off f32: {:.3} %); held out {held_out:.5}, peft {:.5}, in f32 {:.5}, band of {} seeds {least:.5} to {most:.5}",
+            losses[0],
+            losses[n_steps - 20..].iter().sum::<f64>() / 20.0,
+            100.0 * distance,
+            100.0 * smoothed_distance(&losses, &golden.f32_losses),
+            100.0 * smoothed_distance(&theirs, &golden.f32_losses),
+            band[0],
+            golden.f32_held_out_loss,
+            band.len(),
+        );
+        assert!(distance <= 5e-3, "{model}: smoothed losses differ by {:.3} %", 100.0 * distance);
+        // The end of the same seed may itself be the band's edge.
+        let width = most - least;
+        assert!(
+            (held_out / band[0] - 1.0).abs() <= 5e-3 && (least - width..=most + width).contains(&held_out),
+            "{model}: held-out loss {held_out}, peft's {band:?}"
+        );
+    }
+}
+
+/// `adamw8.safetensors`: for each matrix its parameters before and after, recorded gradients `[steps, n]`, and bitsandbytes' codes
+/// at the end; `learning_rates`.
+#[test]
+fn a_hundred_steps_of_8_bit_adamw_follow_bitsandbytes() {
+    let Some((card, folder)) = card_and_goldens() else { return };
+    let golden = tensors(&folder.join("adamw8.safetensors"));
+    let rates = golden["learning_rates"].to_vec1::<f64>().unwrap();
+    let mut matrices: Vec<&str> = golden.keys().filter_map(|name| name.strip_prefix("grads.")).collect();
+    matrices.sort_unstable();
+    assert!(!matrices.is_empty() && rates.len() >= 100);
+    let (mut n_codes, mut n_equal, mut worst) = ([0; 2], [0; 2], 0f64);
+    for name in &matrices {
+        let get = |part: &str| golden[&format!("{part}.{name}")].flatten_all().unwrap();
+        let (initial, grads) = (get("initial"), golden[&format!("grads.{name}")].to_device(&card).unwrap());
+        let params = initial.to_device(&card).unwrap().copy().unwrap();
+        let moments = Moments::u8(params.elem_count(), &card).unwrap();
+        for (i, &learning_rate) in rates.iter().enumerate() {
+            let update = Update {
+                learning_rate,
+                beta1: 0.9,
+                beta2: 0.999,
+                epsilon: 1e-8,
+                weight_decay: 0.01,
+                step: i + 1,
+                gradient_scale: 1.0,
+            };
+            adamw(&params, &grads.get(i).unwrap(), &moments, &update).unwrap();
+        }
+        for (part, tensor) in moments.tensors() {
+            let Some(which) = ["m_codes", "v_codes"].iter().position(|&name| name == part) else { continue };
+            let (ours, theirs) = (tensor.to_vec1::<u8>().unwrap(), get(part).to_vec1::<u8>().unwrap());
+            n_codes[which] += ours.len();
+            n_equal[which] += ours.len() - n_different(&ours, &theirs);
+        }
+        // Distance to theirs in units of the distance travelled.
+        let vector = |tensor: &Tensor| tensor.to_vec1::<f32>().unwrap();
+        let (initial, ours, theirs) = (vector(&initial), vector(&params), vector(&get("final")));
+        let norm = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt();
+        worst = worst.max(norm(&ours, &theirs) / norm(&theirs, &initial));
+    }
+    let share = [0, 1].map(|i| n_equal[i] as f64 / n_codes[i] as f64);
+    println!(
+        "{} matrices, {} steps: equal codes of m {:.4} %, of v {:.4} %; parameters off by at most {worst:.1e} of the way",
+        matrices.len(),
+        rates.len(),
+        100.0 * share[0],
+        100.0 * share[1],
+    );
+    assert!(
+        share.iter().all(|&share| share >= 0.999) && worst < 1e-3,
+        "{share:?} of the codes, parameters {worst:.1e}"
+    );
+}
