@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
 use hearth_engine::config::*;
-use hearth_engine::data::Batch;
 use hearth_engine::generate::Generator;
 use hearth_engine::model::weights::Precision;
 use hearth_engine::model::{Adapter, Model, ModelSource};

@@ -116,4 +116,5 @@ def main():
     print(len(golden), "texts,", sum(len(g["ids"]) for g in golden), "ids")
 
 
-main()
+if __name__ == "__main__":
+    main()
