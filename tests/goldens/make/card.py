@@ -4,7 +4,7 @@ same card. `card.sh` runs everything; the table in `../../../engine/benches/pari
     card.py OUT model heads128                     a random Llama with grouped heads of 128, as a Hugging Face folder in bf16
     card.py OUT model smollm2 --gguf FILE          SmolLM2-135M, from the demo's GGUF
     card.py OUT gradients MODEL [--gguf FILE]      quantised weights and one gradient
-    card.py OUT curve smollm2 --gguf FILE          200 steps on the demo's data, four runs at a time
+    card.py OUT curve smollm2 --gguf FILE          200 steps on the demo's data, six runs at a time
     card.py OUT adamw8                             replays gradients that `curve` recorded
 
 OUT/<model>/ is what both sides read. Nothing here depends on Hearth.
@@ -260,7 +260,7 @@ def batches(n_documents: int, n_steps: int) -> list[list[int]]:
 
 
 def curve_run(args) -> None:
-    """One run: OUT/run-<seed>-<kind>.json; that of seed 0 in bf16 also writes its adapter and records gradients."""
+    """One run: OUT/run-<kind>-<seed>.json; that of seed 0 in bf16 also writes its adapter and records gradients."""
     import bitsandbytes as bnb
 
     path, device = args.out / args.model, args.device
@@ -297,8 +297,8 @@ def curve_run(args) -> None:
         chunks = [held_out[i : i + 10] for i in range(0, len(held_out), 10)]
         nll = sum(summed_loss(model, chunk, device).item() for chunk in chunks)
     result = {"losses": losses, "held_out_loss": nll / n_supervised(held_out), "rates": rates, "steps": steps}
-    (args.out / f"run-{args.seed}-{args.kind}.json").write_text(json.dumps(result))
-    print(args.seed, args.kind, "loss", losses[0], "->", losses[-1], "held out", result["held_out_loss"], flush=True)
+    (args.out / f"run-{args.kind}-{args.seed}.json").write_text(json.dumps(result))
+    print(args.kind, args.seed, "loss", losses[0], "->", losses[-1], "held out", result["held_out_loss"], flush=True)
     if records:
         tensors = {"learning_rates": torch.tensor(rates[:RECORDED_STEPS], dtype=torch.float64)}
         for key, grads in recorded.items():
@@ -311,21 +311,18 @@ def curve(args) -> None:
     data = {"documents": [learned(ids) for ids in chats(args.gguf, "train.jsonl")]}
     data["held_out"] = [learned(ids) for ids in chats(args.gguf, "held-out.jsonl")]
     (args.out / f"{args.model}.data.json").write_text(json.dumps(data))
-    runs = [(seed, "bf16") for seed in SEEDS] + [(0, "f32")]
+    runs = [(kind, seed) for kind in ("f32", "bf16") for seed in SEEDS]
     common = [sys.executable, __file__, str(args.out), "curve-run", args.model, "--device", args.device, "--steps", str(args.steps)]
-    processes = [subprocess.Popen([*common, "--seed", str(seed), "--kind", kind]) for seed, kind in runs]
+    processes = [subprocess.Popen([*common, "--kind", kind, "--seed", str(seed)]) for kind, seed in runs]
     exits = [process.wait() for process in processes]
     if any(exits):
         raise SystemExit(f"of the runs {runs} some failed: {exits}")
     results = {run: json.loads((args.out / f"run-{run[0]}-{run[1]}.json").read_text()) for run in runs}
-    first, exact = results[0, "bf16"], results[0, "f32"]
-    steps = [
-        {"documents": indices, "learning_rate": rate, "loss": loss}
-        for indices, rate, loss in zip(first["steps"], first["rates"], first["losses"])
-    ]
+    first = results[runs[0]]
     golden = {
-        "lora": LORA, **data, "steps": steps, "held_out_losses": [results[seed, "bf16"]["held_out_loss"] for seed in SEEDS],
-        "f32_losses": exact["losses"], "f32_held_out_loss": exact["held_out_loss"],
+        "lora": LORA, **data,
+        "steps": [{"documents": batch, "learning_rate": rate} for batch, rate in zip(first["steps"], first["rates"])],
+        **{kind: [results[kind, seed] for seed in SEEDS] for kind in ("f32", "bf16")},
     }  # fmt: skip
     (args.out / f"{args.model}.curve.json").write_text(json.dumps(golden))
 

@@ -192,40 +192,61 @@ fn every_gradient_is_as_near_to_f32_as_that_of_peft_in_bf16() {
         let mut of_matrix = Vec::new();
         for (layer, target) in gradients.names().collect::<Vec<_>>() {
             for (half, got) in [("A", gradients.a(layer, target)), ("B", gradients.b(layer, target))] {
-                let (got, key) = (got.unwrap(), key(layer, target, half));
-                let want = values(&tensors, &format!("f32.{key}"));
-                let theirs = relative_error(&values(&tensors, &format!("bf16.{key}")), &want);
-                let ours = relative_error(&got, &want);
-                of_matrix.push((ours / theirs, ours, theirs, cosine(&got, &want), key));
+                let (got, name) = (got.unwrap(), key(layer, target, half));
+                let want = values(&tensors, &format!("f32.{name}"));
+                let peft = values(&tensors, &format!("bf16.{name}"));
+                let of = |g: &[f32]| Distance { error: relative_error(g, &want), cosine: cosine(g, &want) };
+                of_matrix.push(Matrix { name, ours: of(&got), peft: of(&peft) });
             }
         }
-        of_matrix.sort_by(|a, b| a.0.total_cmp(&b.0));
+        of_matrix.sort_by(|a, b| a.ratio().total_cmp(&b.ratio()));
         let n = of_matrix.len();
-        let (median, worst) = (&of_matrix[n / 2], &of_matrix[n - 1]);
-        let most = |error: fn(&(f64, f64, f64, f64, String)) -> f64| of_matrix.iter().map(error).fold(0.0, f64::max);
-        let least_cosine = of_matrix.iter().map(|m| m.3).fold(1.0, f64::min);
+        let worst = &of_matrix[n - 1];
+        let of_all = |of: fn(&Matrix) -> &Distance| {
+            let largest = of_matrix.iter().map(|m| of(m).error).fold(0.0, f64::max);
+            let least_cosine = of_matrix.iter().map(|m| of(m).cosine).fold(1.0, f64::min);
+            format!("errors up to {largest:.2e}, cosines down to {least_cosine:.5}")
+        };
+        let loss = |nll: f64| (nll / golden.f32_nll - 1.0).abs();
         println!(
-            "{model}: {n} matrices; error against f32, ours / peft's: median {:.3}, worst {:.3} ({:.2e} / {:.2e}, {}); largest \
-             {:.2e} / {:.2e}; least cosine {least_cosine:.6}; loss off by {:.1e} / {:.1e}",
-            median.0,
-            worst.0,
-            worst.1,
-            worst.2,
-            worst.4,
-            most(|m| m.1),
-            most(|m| m.2),
-            (nll / golden.f32_nll - 1.0).abs(),
-            (golden.bf16_nll / golden.f32_nll - 1.0).abs(),
+            "{model}: {n} matrices; ours {}, peft's {}; ours / peft's: median {:.3}, worst {:.3} ({}); loss off by {:.1e}, peft's {:.1e}",
+            of_all(|m| &m.ours),
+            of_all(|m| &m.peft),
+            of_matrix[n / 2].ratio(),
+            worst.ratio(),
+            worst.name,
+            loss(nll),
+            loss(golden.bf16_nll),
         );
-        let past: Vec<_> = of_matrix.iter().filter(|m| !(m.0 <= 1.25 && m.3 > 0.999)).collect();
-        for (ratio, ours, theirs, cosine, key) in past.iter().rev().take(10) {
-            println!("  past the limit: {ratio:.3}, {ours:.2e} / {theirs:.2e}, cosine {cosine:.6}, {key}");
+        // Where peft's own gradient is further off than that, its cosine is the limit.
+        let is_past = |m: &&Matrix| m.ratio() > 1.25 || m.ours.cosine <= 0.999f64.min(m.peft.cosine);
+        let past: Vec<&Matrix> = of_matrix.iter().filter(is_past).collect();
+        for m in past.iter().rev().take(10) {
+            println!("  past the limit: {:.3}, {:.2e} for {:.2e}, {}", m.ratio(), m.ours.error, m.peft.error, m.name);
         }
         if !past.is_empty() {
             failures.push(format!("{model}: {} of {n} matrices", past.len()));
         }
     }
-    assert!(failures.is_empty(), "more than 1.25 of peft's error, or a cosine of at most 0.999: {failures:?}");
+    assert!(failures.is_empty(), "more than 1.25 of peft's error, or a smaller cosine: {failures:?}");
+}
+
+/// How far two gradients of one matrix are from that of f32.
+struct Matrix {
+    name: String,
+    ours: Distance,
+    peft: Distance,
+}
+
+struct Distance {
+    error: f64,
+    cosine: f64,
+}
+
+impl Matrix {
+    fn ratio(&self) -> f64 {
+        self.ours.error / self.peft.error
+    }
 }
 
 #[derive(Deserialize)]
@@ -235,19 +256,24 @@ struct Curve {
     documents: Vec<Document>,
     held_out: Vec<Document>,
     steps: Vec<Step>,
-    /// Mean loss on `held_out` after the last step: from the adapter that Hearth starts with too, and from two others.
-    held_out_losses: Vec<f64>,
-    /// Of the first, with peft's step computed in f32 over the same codes.
-    f32_losses: Vec<f64>,
-    f32_held_out_loss: f64,
+    /// Runs over the same dequantised weights with torch's step in f32: from the adapter that Hearth starts with, and from two others.
+    f32: Vec<Run>,
+    /// The same adapters over bitsandbytes' layers, the step in bf16.
+    bf16: Vec<Run>,
 }
 
 #[derive(Deserialize)]
 struct Step {
     documents: Vec<usize>,
     learning_rate: f64,
-    /// Mean over the step's supervised tokens, before its update.
-    loss: f64,
+}
+
+#[derive(Deserialize)]
+struct Run {
+    /// Mean over each step's supervised tokens, before its update.
+    losses: Vec<f64>,
+    /// Mean on `held_out` after the last step.
+    held_out_loss: f64,
 }
 
 /// The largest relative distance between the means over `WINDOW` steps.
@@ -258,8 +284,10 @@ fn smoothed_distance(a: &[f64], b: &[f64]) -> f64 {
     pairs.map(|(a, b)| (mean(a) / mean(b) - 1.0).abs()).fold(0.0, f64::max)
 }
 
-/// `<model>.curve.json` and `<model>.curve.safetensors` (the first adapter, B zero): peft over bitsandbytes' layers with its 8-bit
-/// AdamW.
+/// `<model>.curve.json` and `<model>.curve.safetensors` (the first adapter, B zero): peft with bitsandbytes' 8-bit AdamW.
+///
+/// The limit is on the distance to its step in f32. In bf16 peft adds the adapter's part to a product already rounded, which swallows
+/// the first updates; Hearth rounds their sum once. Its distance is printed beside.
 #[test]
 fn two_hundred_steps_follow_peft_and_bitsandbytes() {
     let Some((card, folder)) = card_and_goldens() else { return };
@@ -283,30 +311,31 @@ fn two_hundred_steps_follow_peft_and_bitsandbytes() {
             n += batch.n_supervised();
         }
         let held_out = nll / n as f64;
-        let theirs: Vec<f64> = golden.steps.iter().map(|s| s.loss).collect();
-        let distance = smoothed_distance(&losses, &theirs);
-        let band = &golden.held_out_losses;
-        let (least, most) = band.iter().fold((f64::MAX, 0f64), |(least, most), &x| (least.min(x), most.max(x)));
-        let n_steps = losses.len();
-        println!(
-            "{model}: {n_steps} steps, loss {:.4} to {:.4}; smoothed, off peft in bf16 by {:.3} %, off peft in f32 by {:.3} % (peft \
-             in bf16 off f32: {:.3} %); held out {held_out:.5}, peft {:.5}, in f32 {:.5}, band of {} seeds {least:.5} to {most:.5}",
-            losses[0],
-            losses[n_steps - 20..].iter().sum::<f64>() / 20.0,
-            100.0 * distance,
-            100.0 * smoothed_distance(&losses, &golden.f32_losses),
-            100.0 * smoothed_distance(&theirs, &golden.f32_losses),
-            band[0],
-            golden.f32_held_out_loss,
-            band.len(),
-        );
+        println!("{model}: {} steps, first loss {:.4}, held out after the last {held_out:.5}", losses.len(), losses[0]);
+        for (name, runs) in [("f32", &golden.f32), ("bf16", &golden.bf16)] {
+            let ends: Vec<f64> = runs.iter().map(|run| run.held_out_loss).collect();
+            let distance = 100.0 * smoothed_distance(&losses, &runs[0].losses);
+            println!("  off peft in {name} by {distance:.3} % smoothed; its seeds end at {ends:.5?}");
+        }
+        let of_peft = smoothed_distance(&golden.bf16[0].losses, &golden.f32[0].losses);
+        println!("  peft in bf16 off peft in f32 by {:.3} %", 100.0 * of_peft);
+        for at in (19..losses.len()).step_by(20) {
+            let mean = |losses: &[f64]| losses[at - 19..=at].iter().sum::<f64>() / 20.0;
+            let [f32, bf16] = [&golden.f32[0], &golden.bf16[0]].map(|run| mean(&run.losses));
+            println!(
+                "  steps {} to {}: {:.4}, peft in f32 {f32:.4}, in bf16 {bf16:.4}",
+                at - 18,
+                at + 1,
+                mean(&losses)
+            );
+        }
+        let distance = smoothed_distance(&losses, &golden.f32[0].losses);
         assert!(distance <= 5e-3, "{model}: smoothed losses differ by {:.3} %", 100.0 * distance);
+        let ends = golden.f32.iter().map(|run| run.held_out_loss);
+        let (least, most) = ends.fold((f64::MAX, 0f64), |(least, most), end| (least.min(end), most.max(end)));
         // The end of the same seed may itself be the band's edge.
-        let width = most - least;
-        assert!(
-            (held_out / band[0] - 1.0).abs() <= 5e-3 && (least - width..=most + width).contains(&held_out),
-            "{model}: held-out loss {held_out}, peft's {band:?}"
-        );
+        let edge = 5e-3 * golden.f32[0].held_out_loss;
+        assert!((least - edge..=most + edge).contains(&held_out), "{model}: {held_out} outside {least} to {most}");
     }
 }
 
