@@ -199,7 +199,7 @@ fn an_mlp_in_parts_trains_as_in_one_within_rounding() {
     let (loss, whole) = with(None);
     for rows in [16, 40, 100] {
         let (other_loss, parts) = with(Some(rows));
-        let error = relative(&parts, &whole);
+        let error = relative_error(&parts, &whole);
         println!("parts of {rows}: gradients off by {error:.1e}");
         assert!((loss / other_loss - 1.0).abs() < 1e-3 && error < 1e-2, "{rows}: {other_loss} for {loss}, {error:.1e}");
     }
