@@ -107,13 +107,14 @@ fn measure(cell: &str) -> String {
     for i in 0.. {
         let begun = Instant::now();
         step(&mut trainer, &batch, i).unwrap_or_else(|error| panic!("{cell}: {error}"));
-        if i < N_WARM_UP {
+        // Of a step that takes seconds the first warms up enough.
+        if i < N_WARM_UP && (i == 0 || begun.elapsed() < TIMED) {
             continue;
         }
         timed += begun.elapsed();
         rates.push(batch.n_tokens() as f64 / begun.elapsed().as_secs_f64());
-        // Of a step that takes seconds three say enough.
-        let enough = if timed > 3 * TIMED { 3 } else { LEAST_TIMED };
+        // Of steps that take seconds a few say enough.
+        let enough = if timed > 3 * TIMED { 1 } else { LEAST_TIMED };
         if rates.len() >= MOST_TIMED || rates.len() >= enough && timed >= TIMED {
             break;
         }

@@ -566,7 +566,7 @@ __device__ __forceinline__ void backward_q_tiles(const Gradients<T>& g, const In
 }
 
 // A barrier of two warps.
-__device__ __forceinline__ void sync_pair(int pair) { asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory"); }
+__device__ __forceinline__ void sync_pair(int pair) { asm volatile("barrier.sync %0, 64;" ::"r"(1 + pair) : "memory"); }
 
 // dv = Pᵀ dout and dk = c dSᵀ q: the keys stay, the queries of every head of the group stream by. All is transposed:
 // keys are rows. Both accumulators of 32 keys would take 256 registers, so two warps share these keys. One computes Sᵀ,

@@ -53,6 +53,9 @@ pub const NF4: [f32; 16] = [
 /// Weights that share one absmax.
 pub const BLOCK: usize = 64;
 
+/// Absmax codes that share one scale.
+pub const NESTED_BLOCK: usize = dynamic8::BLOCK;
+
 /// The values of a byte's two codes: one load and one multiplication dequantise two weights, without a branch.
 const PAIRS: [[f32; 2]; 256] = {
     let mut pairs = [[0.0; 2]; 256];

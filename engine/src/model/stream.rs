@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::group::GroupShape;
-use crate::ops::nf4::{BLOCK, Nf4};
+use crate::ops::nf4::{BLOCK, NESTED_BLOCK, Nf4};
 use crate::ops::parking::Parking;
 
 /// Every matrix starts at a multiple of this, as kernels read it.
@@ -30,6 +30,11 @@ pub(crate) fn device_bytes(groups: &[GroupShape], n_streamed: usize) -> usize {
 
 const N_SLOTS: usize = 2;
 
+/// Scales of a layer's absmax codes.
+fn n_scales(groups: &[GroupShape]) -> usize {
+    elements(groups).map(|n| n.div_ceil(BLOCK).div_ceil(NESTED_BLOCK)).sum()
+}
+
 /// Elements of each matrix of a layer.
 fn elements(groups: &[GroupShape]) -> impl Iterator<Item = usize> {
     groups.iter().flat_map(|group| group.members.iter().map(move |member| member.outputs.len() * group.n_in))
@@ -44,6 +49,8 @@ pub(crate) struct Stream {
     parking: Parking,
     n_layers: usize,
     slots: [Tensor; N_SLOTS],
+    /// Scales of the absmax codes of all these layers, f32, which stay on the device.
+    scales: Tensor,
     /// The layer that is in each slot, or on its way there.
     held: Mutex<[Option<usize>; N_SLOTS]>,
 }
@@ -60,6 +67,7 @@ impl Stream {
             parking: Parking::new(n_layers, bytes, DType::U8, device)?,
             n_layers,
             slots: [slot()?, slot()?],
+            scales: Tensor::zeros((n_layers, n_scales(groups)), DType::F32, device)?,
             held: Mutex::new([None; N_SLOTS]),
         }))
     }
@@ -70,8 +78,14 @@ impl Stream {
             return Ok(());
         }
         let slot = &self.slots[layer % N_SLOTS];
-        let mut start = 0;
+        let scales = self.scales.get(layer)?;
+        let (mut start, mut first_scale) = (0, 0);
         for matrix in matrices {
+            let n = matrix.nested_absmax.elem_count();
+            let view = scales.narrow(0, first_scale, n)?;
+            view.slice_set(&matrix.nested_absmax, 0, 0)?;
+            matrix.nested_absmax = view;
+            first_scale += n;
             for part in [&mut matrix.codes, &mut matrix.absmax] {
                 let view = slot.narrow(0, start, part.elem_count())?;
                 view.slice_set(&part.flatten_all()?, 0, 0)?;

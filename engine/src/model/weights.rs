@@ -118,7 +118,6 @@ impl Model {
             debug_assert_eq!(dims, expected);
             Ok(Tensor::from_vec(data, dims, &Device::Cpu)?)
         };
-        let norm = |name: &str| on_device(read_host(name, &[shape.hidden])?, DType::F32, device);
         let h = shape.hidden;
         let table = |name: &str| on_device(read_host(name, &[shape.vocab_rows, h])?, dtype, device);
         let (embedding, head) = if shape.tied {
@@ -128,7 +127,15 @@ impl Model {
             let rows = read_host("model.embed_tokens.weight", &[shape.vocab_rows, h])?.to_dtype(dtype)?;
             (place_embedding(rows, embedding_on_host, device)?, table("lm_head.weight")?)
         };
-        let final_norm = norm("model.norm.weight")?;
+        // Before the layers, and all norms in one piece: what lives on must not lie between what loading frees again.
+        let mut norms = Vec::with_capacity(2 * shape.n_layers + 1);
+        for i in 0..shape.n_layers {
+            for norm in ["input_layernorm", "post_attention_layernorm"] {
+                norms.push(read_host(&format!("model.layers.{i}.{norm}.weight"), &[shape.hidden])?);
+            }
+        }
+        norms.push(read_host("model.norm.weight", &[shape.hidden])?);
+        let norms = Norms(on_device(Tensor::stack(&norms, 0)?, DType::F32, device)?);
         let stream = Stream::new(precision.n_streamed(shape.n_layers), &groups, device)?;
         let mut layers = Vec::with_capacity(shape.n_layers);
         for i in 0..shape.n_layers {
@@ -138,12 +145,9 @@ impl Model {
                 linears.push(Linear::load(source, &prefix, group, (base, dtype), device)?);
             }
             send(&stream, i, &mut linears)?;
-            layers.push(Layer {
-                input_norm: norm(&format!("{prefix}.input_layernorm.weight"))?,
-                post_norm: norm(&format!("{prefix}.post_attention_layernorm.weight"))?,
-                linears,
-            });
+            layers.push(norms.layer(i, linears)?);
         }
+        let final_norm = norms.last()?;
         Ok(Self { shape, groups, embedding, head, final_norm, layers, stream, device: device.clone(), dtype })
     }
 
@@ -193,12 +197,12 @@ impl Model {
                 Ok(Linear::Nf4(group.members.iter().map(quantise).collect::<Result<_>>()?))
             })
             .collect::<Result<_>>()?;
-        let norm = || Tensor::ones(shape.hidden, DType::F32, device);
+        let norms = Norms(Tensor::ones((2 * shape.n_layers + 1, shape.hidden), DType::F32, device)?);
         let stream = Stream::new(precision.n_streamed(shape.n_layers), &groups, device)?;
         let layer = |i| {
             let mut linears = first.iter().map(Linear::copy).collect::<Result<Vec<_>>>()?;
             send(&stream, i, &mut linears)?;
-            Ok(Layer { input_norm: norm()?, post_norm: norm()?, linears })
+            norms.layer(i, linears)
         };
         let (embedding, head) = if shape.tied {
             let both = table(8, device)?;
@@ -209,7 +213,7 @@ impl Model {
         Ok(Self {
             head,
             embedding,
-            final_norm: norm()?,
+            final_norm: norms.last()?,
             layers: (0..shape.n_layers).map(layer).collect::<Result<_>>()?,
             shape: shape.clone(),
             groups,
@@ -437,6 +441,19 @@ impl Linear {
             }
             BaseFormat::Nf4 => Linear::Nf4(quantised),
         })
+    }
+}
+
+/// Weights of all norms, f32 `[2 layers + 1, hidden]`: two a layer, then the last.
+struct Norms(Tensor);
+
+impl Norms {
+    fn layer(&self, i: usize, linears: Vec<Linear>) -> Result<Layer> {
+        Ok(Layer { input_norm: self.0.get(2 * i)?, post_norm: self.0.get(2 * i + 1)?, linears })
+    }
+
+    fn last(&self) -> Result<Tensor> {
+        self.0.get(self.0.dim(0)? - 1)
     }
 }
 
