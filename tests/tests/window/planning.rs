@@ -71,7 +71,7 @@ async fn planning() -> Outcome<()> {
     studio.close().await?;
 
     let again = driver.open().await?.run("planning-again", async |studio| {
-        open_model_and_data(studio, &desk.model(), &desk.data()).await?;
+        // The window remembers which model and which data, not what was wished.
         studio.click("step-plan").await?;
         studio.wait("plan-ready", LATER).await?;
         studio.value_is("setting-rank", "16").await?;
