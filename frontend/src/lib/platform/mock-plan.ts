@@ -220,7 +220,6 @@ export function mockPlan(request: PlanRequest): Plan {
     fits: planned <= budget,
     short_by_bytes: Math.max(0, planned - budget),
     remedies: planned <= budget ? [] : remedies(),
-    price: null,
     reasons: [
       reason(
         "rank",
