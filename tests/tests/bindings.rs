@@ -11,7 +11,7 @@ use hearth_engine::event::EventLine;
 use hearth_engine::export::Proof;
 use hearth_engine::gpu_setup::{GpuSetup, GpuSetupProgress};
 use hearth_engine::hardware::{Hardware, Profile};
-use hearth_engine::plan::Plan;
+use hearth_engine::plan::{CardTable, Largest, Plan};
 use hearth_engine::run::{Inspection, RunSummary};
 use ts_rs::{Config, TS};
 
@@ -29,11 +29,14 @@ fn committed_files() -> BTreeMap<&'static str, &'static str> {
         "AnswerCheck",
         "BaseFormat",
         "Basis",
+        "Bound",
         "Budget",
         "Card",
         "CardOutcome",
         "CardReading",
         "CardReport",
+        "CardTable",
+        "CellPlan",
         "Change",
         "Check",
         "CheckpointConfig",
@@ -51,6 +54,7 @@ fn committed_files() -> BTreeMap<&'static str, &'static str> {
         "ExportKind",
         "Family",
         "FinishReason",
+        "Fit",
         "Format",
         "GpuPackage",
         "GpuPackageState",
@@ -65,6 +69,7 @@ fn committed_files() -> BTreeMap<&'static str, &'static str> {
         "InspectedModel",
         "InspectedToken",
         "Inspection",
+        "Largest",
         "LayerChange",
         "Llama3Scaling",
         "LoraConfig",
@@ -74,6 +79,7 @@ fn committed_files() -> BTreeMap<&'static str, &'static str> {
         "MemoryUser",
         "Mig",
         "ModelShape",
+        "NextLarger",
         "OptimizerConfig",
         "OptimizerKind",
         "OverLength",
@@ -82,11 +88,14 @@ fn committed_files() -> BTreeMap<&'static str, &'static str> {
         "PlanItem",
         "PlanWarning",
         "PoolReading",
+        "Price",
+        "Prices",
         "Problem",
         "Processor",
         "Profile",
         "ProfileCard",
         "Proof",
+        "Quantity",
         "Reason",
         "Recompute",
         "Remedy",
@@ -96,6 +105,9 @@ fn committed_files() -> BTreeMap<&'static str, &'static str> {
         "RunSummary",
         "ScheduleKind",
         "Settings",
+        "TableCard",
+        "TableCell",
+        "TableRow",
         "Target",
         "Throttle",
         "TimeEstimate",
@@ -121,6 +133,8 @@ fn export_into(folder: &Path) {
     Hardware::export_all(&config).expect("Hardware");
     Profile::export_all(&config).expect("Profile");
     Plan::export_all(&config).expect("Plan");
+    CardTable::export_all(&config).expect("CardTable");
+    Largest::export_all(&config).expect("Largest");
     Inspection::export_all(&config).expect("Inspection");
     RunSummary::export_all(&config).expect("RunSummary");
     Proof::export_all(&config).expect("Proof");

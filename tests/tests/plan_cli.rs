@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use hearth_engine::plan::Plan;
+use hearth_engine::plan::{Bound, CardTable, Fit, Largest, Plan, Quantity, TableCell};
 use hearth_tests::hearth::{Said, hearth};
 use hearth_tests::tiny_model::{self, write_examples};
 use serde_json::Value;
@@ -82,7 +82,9 @@ fn what_does_not_fit_says_what_would() {
     let args = ["plan", "--card", "rtx-2060-6gb", "--model", "llama-3.1-70b", "--length", "1024"];
     let said = say(folder.path(), &args);
     assert_eq!(said.exit, Some(4), "{said:?}");
-    for words in ["It does not fit: ", "Least harm first", "Shorten the length to", "Choose a smaller model"] {
+    for words in
+        ["It does not fit: ", "Least harm first", "Shorten the length to", "Choose a smaller model", "Use a card with"]
+    {
         assert!(said.out.contains(words), "{words}: {said:?}");
     }
 }
@@ -178,4 +180,120 @@ fn a_plan_needs_a_model_and_training_needs_data_too() {
     for args in [&["plan"][..], &["plan", "--length", "128"], &["train", "--model", "llama-3.1-8b"]] {
         assert_eq!(say(folder.path(), args).exit, Some(2), "{args:?}");
     }
+}
+
+#[test]
+fn the_reverse_questions_are_answered_in_words_and_in_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let ask = |question: &str, more: &[&str]| {
+        let asked = ["plan", question, "--card", "rtx-3060-12gb", "--model", "llama-3.1-8b"];
+        say(folder.path(), &asked.into_iter().chain(more.iter().copied()).collect::<Vec<_>>())
+    };
+    for (question, quantity, words) in [
+        ("--longest", Quantity::Length, "The longest sequence is "),
+        ("--largest-rank", Quantity::Rank, "The largest rank is "),
+        ("--largest-batch", Quantity::MicroBatch, "At most "),
+        ("--largest-model", Quantity::Model, "The largest model of the catalogue is "),
+    ] {
+        let said = ask(question, &["--json"]);
+        assert_eq!(said.exit, Some(0), "{said:?}");
+        let document = &said.json_lines()[0];
+        let largest: Largest = serde_json::from_value(document.clone()).unwrap_or_else(|e| panic!("{e}: {said:?}"));
+        assert_eq!(largest.quantity, quantity);
+        assert!(largest.planned_bytes <= largest.budget.budget_bytes && largest.value > 0, "{largest:?}");
+        assert_eq!(largest.bound == Bound::Memory, largest.next.is_some(), "{largest:?}");
+        assert!(!document["assumed"].as_array().unwrap().is_empty(), "{said:?}");
+        let said = ask(question, &[]);
+        assert_eq!(said.exit, Some(0), "{said:?}");
+        assert!(said.out.starts_with(words) && said.out.contains(&largest.words), "{said:?}");
+        assert!(said.out.contains("\nwith ") && said.out.contains("\ntime = "), "{said:?}");
+    }
+    assert_eq!(ask("--longest", &["--table"]).exit, Some(2), "one question at a time");
+    let said = say(folder.path(), &["plan", "--longest", "--card", "rtx-2060-6gb", "--model", "llama-3.1-70b"]);
+    assert_eq!(said.exit, Some(4), "{said:?}");
+}
+
+#[test]
+fn the_table_says_which_card_does_what_with_which_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = say(folder.path(), &["plan", "--table", "--length", "1024", "--json"]);
+    assert_eq!(said.exit, Some(0), "{said:?}");
+    let table: CardTable = serde_json::from_value(said.json_lines()[0].clone()).unwrap_or_else(|e| panic!("{e}"));
+    let fit = |model: &str, card: &str| {
+        let column = table.cards.iter().position(|column| column.id == card).expect(card);
+        let row = table.rows.iter().find(|row| row.id == model).expect(model);
+        match &row.cells[column] {
+            TableCell::Planned(plan) => plan.fit,
+            TableCell::Refused(why) => panic!("{why}"),
+        }
+    };
+    assert_eq!(fit("llama-3.1-70b", "rtx-4060-8gb"), Fit::No);
+    assert_eq!(fit("smollm2-135m", "rtx-4090-24gb"), Fit::Comfortable);
+    assert_ne!(fit("llama-3.1-8b", "rtx-3060-12gb"), Fit::No);
+    let all = say(folder.path(), &["plan", "--table", "--all", "--json"]);
+    let all: CardTable = serde_json::from_value(all.json_lines()[0].clone()).unwrap_or_else(|e| panic!("{e}"));
+    assert!(all.cards.len() > 120 && all.rows.len() == table.rows.len(), "{}", all.cards.len());
+    let said = say(folder.path(), &["plan", "--table"]);
+    assert_eq!(said.exit, Some(0), "{said:?}");
+    for words in ["RTX 3060, 12 GB", "Llama 3.1 8B", "tokens/s", "+ 16 bit", "− ", "assumed: 1,000 examples of 2,048"]
+    {
+        assert!(said.out.contains(words), "{words}: {said:?}");
+    }
+}
+
+#[test]
+fn prices_give_energy_and_money() {
+    let folder = tempfile::tempdir().unwrap();
+    let prices = ["--price-per-kwh", "0.30", "--currency", "EUR", "--price-per-hour", "1.2"];
+    let said = say(folder.path(), &ASKED.into_iter().chain(prices).chain(["--json"]).collect::<Vec<_>>());
+    let (plan, _) = answer(&said);
+    let price = plan.price.expect("prices are given");
+    assert!(price.energy_kwh > 0.0 && price.energy_cost.is_some() && price.rent_cost.is_some(), "{price:?}");
+    let said = say(folder.path(), &ASKED.into_iter().chain(prices).collect::<Vec<_>>());
+    assert!(said.out.contains(&format!("cost = {}", price.words())) && said.out.contains("EUR"), "{said:?}");
+    let said = say(folder.path(), &ASKED);
+    assert!(!said.out.contains("cost = "), "{said:?}");
+}
+
+#[test]
+fn a_card_of_ones_own_is_kept_planned_for_shared_and_forgotten() {
+    let folder = tempfile::Builder::new().prefix("a b 显卡 🔥").tempdir().unwrap();
+    let ask = |args: &[&str]| {
+        let home = folder.path().join("home");
+        Said::by(hearth(&folder.path().join("runs")).env("HEARTH_HOME", home).current_dir(folder.path()).args(args))
+    };
+    let done = |args: &[&str]| {
+        let said = ask(args);
+        assert_eq!(said.exit, Some(0), "{said:?}");
+        said
+    };
+    const NAME: &str = "My 显卡 🔥";
+    assert_eq!(ask(&["cards", "save", NAME, "--memory", "20"]).exit, Some(2), "not all is said");
+    done(&["cards", "save", NAME, "--from", "rtx-3060-12gb", "--memory", "20", "--board-power", "150.5"]);
+    let shown = done(&["cards", "show", NAME]).out;
+    assert!(shown.contains("20 GiB  (entered by hand)") && shown.contains("150.5 W  (entered by hand)"), "{shown}");
+    assert!(shown.contains("360 GB/s  (NVIDIA"), "{shown}");
+    let plan = |card: &str| answer(&done(&["plan", "--json", "--card", card, "--model", "llama-3.1-8b"])).0;
+    assert_eq!(plan(NAME).budget.total_bytes, 20 << 30);
+    // Edited, the rest stays.
+    done(&["cards", "save", NAME, "--memory", "16"]);
+    assert_eq!(plan(NAME).budget.total_bytes, 16 << 30);
+    assert!(done(&["cards", "show", NAME]).out.contains("150.5 W"));
+    done(&["cards", "export", NAME, "shared 卡.toml"]);
+    assert_eq!(ask(&["cards", "export", NAME, "shared 卡.toml"]).exit, Some(3), "never over another file");
+    done(&["cards", "import", "shared 卡.toml", "--name", "theirs"]);
+    assert_eq!(plan("theirs"), plan("shared 卡.toml"));
+    // A broken file is said, and the others are there.
+    fs::write(folder.path().join("home/cards/broken.toml"), "name = ").unwrap();
+    let listed = done(&["cards"]).out;
+    assert!(listed.starts_with(NAME) && listed.contains("theirs") && listed.contains("rtx-3060-12gb"), "{listed}");
+    assert!(listed.contains("broken.toml cannot be used"), "{listed}");
+    let table = done(&["plan", "--table", "--all", "--json"]);
+    let table: CardTable = serde_json::from_value(table.json_lines()[0].clone()).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(table.cards[0].id, NAME);
+    done(&["cards", "delete", NAME]);
+    assert_eq!(ask(&["cards", "delete", NAME]).exit, Some(3));
+    let refused = ask(&["plan", "--json", "--card", "theirz", "--model", "llama-3.1-8b"]);
+    assert!(refused.error()["next_step"].to_string().contains("theirs"), "{refused:?}");
+    assert_eq!(ask(&["cards", "save", "rtx-3060-12gb", "--from", "rtx-3060-12gb"]).exit, Some(3), "it stays as it is");
 }

@@ -83,7 +83,8 @@ pub(crate) fn most_bytes(shape: &ModelShape, lora: &LoraConfig, compute: Compute
     // As `Generator::wave` divides them: any prompts that the cache may hold at once, or a single longer one.
     let cached = n_positions - 1;
     let n_cache_rows = (asked.n_prompts * cached).min(cache_rows(shape, element, asked.cache_bytes)).max(cached);
-    let n_rows = (asked.n_prompts * prompt_tokens).clamp(asked.n_prompts.min(ROWS), ROWS);
+    // Those that wait at once are in one cache.
+    let n_rows = (asked.n_prompts * prompt_tokens).min(n_cache_rows).clamp(asked.n_prompts.min(ROWS), ROWS);
     let room = Room { n_rows, n_cache_rows, n_positions, n_head_rows: asked.n_prompts };
     // The common beginning on its way to the other prompts, and the logits as they are read.
     let copied = if asked.n_prompts > 1 { (prompt_tokens * 2 * shape.kv_dim()) as u64 * element } else { 0 };

@@ -282,11 +282,9 @@ fn answers_take_the_memory_that_a_plan_foresees() {
         let asked = Asked { n_prompts, prompt_tokens: n, max_new_tokens: 12, cache_bytes };
         let planned = most_bytes(&model.shape, adapter.lora(), ComputeDtype::F32, &asked);
         let held = generator.bytes() - of_slot;
-        // Beyond what is held: a copy on its way, and prompts that could have been up to the cache's size.
+        // Beyond what is held: a copy on its way; and where not all prompts are answered at once, shorter ones could have been.
         let copied = (n * 2 * model.shape.kv_dim()).max(n_prompts * model.shape.vocab_rows) as u64 * 4;
-        assert!((held..=held + copied + cache_bytes as u64).contains(&planned), "{name} {n}: {planned} for {held}");
-        if cache_bytes >= 1 << 20 {
-            assert!(planned <= held + copied, "{name} {n}: {planned} for {held} and {copied}");
-        }
+        let others = if cache_bytes < 1 << 20 { held / 4 } else { 0 };
+        assert!((held..=held + copied + others).contains(&planned), "{name} {n}: {planned} for {held} and {copied}");
     }
 }

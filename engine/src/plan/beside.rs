@@ -3,10 +3,10 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::hash::{Hash, Hasher};
 
-use super::{Family, PlanItem, cost, layout};
-use crate::config::{BaseFormat, CheckpointConfig, Settings};
+use super::layout::{self, Item, Layout};
+use super::{Family, PlanItem, cost};
+use crate::config::{BaseFormat, Settings, Target};
 use crate::generate::{Asked, most_bytes};
 use crate::hardware::TrainOn;
 use crate::model::ModelShape;
@@ -31,35 +31,33 @@ const QUANTISED_AT_ONCE_BYTES: u64 = 64 << 20;
 
 /// Planned peak of `settings`: the buffers of the step and all that is needed beside them.
 pub fn planned_bytes(shape: &ModelShape, settings: &Settings) -> u64 {
-    items(shape, settings).iter().map(|item| item.bytes).fold(0, u64::saturating_add)
+    Sum::of(shape, settings).planned_bytes
 }
 
 /// The lines of [`planned_bytes`].
 pub(super) fn items(shape: &ModelShape, settings: &Settings) -> Vec<PlanItem> {
-    let mut items: Vec<PlanItem> = layout::layout(shape, settings).items.iter().map(PlanItem::from).collect();
-    let own = |name: &str, label: &str, family, bytes, changed_by: Option<&str>| PlanItem {
-        name: name.into(),
-        label: label.into(),
-        family,
-        bytes,
-        changed_by: changed_by.map(Into::into),
-    };
-    let before = before_the_first_step(shape, settings, &items);
+    let layout = layout::layout(shape, settings);
+    let beside = beside(shape, settings, &layout);
+    layout.items.iter().chain(&beside).map(PlanItem::from).collect()
+}
+
+/// What there is beside the buffers of the step.
+fn beside(shape: &ModelShape, settings: &Settings, layout: &Layout) -> Vec<Item> {
+    let item = |name, label, family, bytes, changed_by| Item { name, label, family, bytes, changed_by };
+    let room = Family::Activations;
     let between = [
-        ("samples", "Answers at evaluations", sample_bytes(shape, settings), Some("n_samples")),
-        ("checkpoint", "Copy for a checkpoint", checkpoint_bytes(shape, settings), Some("rank")),
-        ("loading", "Reading the model", before, None),
+        item("samples", "Answers at evaluations", room, sample_bytes(shape, settings), Some("n_samples")),
+        item("checkpoint", "Copy for a checkpoint", room, checkpoint_bytes(shape, settings), Some("rank")),
+        item("loading", "Reading the model", room, loading_bytes(shape, settings, layout), None),
     ];
     // One after the other, so only the largest counts; the first of equal ones.
-    let largest = between.into_iter().rev().max_by_key(|&(_, _, bytes, _)| bytes);
-    if let Some((name, label, bytes, changed_by)) = largest.filter(|&(_, _, bytes, _)| bytes > 0) {
-        items.push(own(name, label, Family::Activations, bytes, changed_by));
-    }
+    let largest = between.into_iter().rev().max_by_key(|item| item.bytes);
+    let mut beside: Vec<Item> = largest.into_iter().filter(|item| item.bytes > 0).collect();
     if settings.train_on == TrainOn::Card {
-        items.push(own("cuda_context", "CUDA context", Family::Runtime, CUDA_CONTEXT_BYTES, None));
-        items.push(own("cuda_libraries", "Libraries", Family::Runtime, CUDA_LIBRARIES_BYTES, None));
+        beside.push(item("cuda_context", "CUDA context", Family::Runtime, CUDA_CONTEXT_BYTES, None));
+        beside.push(item("cuda_libraries", "Libraries", Family::Runtime, CUDA_LIBRARIES_BYTES, None));
     }
-    items
+    beside
 }
 
 /// Keys, values and rows in flight of the answers that an evaluation ends with. They are dequantised in the step's own slot.
@@ -84,8 +82,8 @@ fn checkpoint_bytes(shape: &ModelShape, settings: &Settings) -> u64 {
 
 /// What reading the base needs beyond all that the step holds. The last tensor is read beside the whole base; nothing else of the
 /// step is there yet, so this counts only where the step itself is very small.
-fn before_the_first_step(shape: &ModelShape, settings: &Settings, items: &[PlanItem]) -> u64 {
-    let widest = crate::config::Target::ALL.iter().map(|&target| shape.linear(target)).map(|(o, i)| (o * i) as u64);
+fn loading_bytes(shape: &ModelShape, settings: &Settings, layout: &Layout) -> u64 {
+    let widest = Target::ALL.iter().map(|&target| shape.linear(target)).map(|(o, i)| (o * i) as u64);
     let as_read = 4 * widest.max().unwrap_or(0);
     let transient = match (settings.train_on, settings.base) {
         (TrainOn::Processor, _) => as_read + READ_BYTES,
@@ -93,71 +91,98 @@ fn before_the_first_step(shape: &ModelShape, settings: &Settings, items: &[PlanI
         // Converted on the host, then copied.
         (TrainOn::Card, _) => 0,
     };
-    let not_there_yet = items.iter().filter(|item| !matches!(item.family, Family::Weights | Family::Runtime));
+    let not_there_yet = layout.items.iter().filter(|item| !matches!(item.family, Family::Weights | Family::Runtime));
     transient.saturating_sub(not_there_yet.map(|item| item.bytes).sum())
+}
+
+/// The memory of settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sum {
+    /// Of the device that trains.
+    pub(super) planned_bytes: u64,
+    /// Of system memory beside a card, without the embedding.
+    pub(super) host_bytes: u64,
+}
+
+impl Sum {
+    pub(super) fn of(shape: &ModelShape, settings: &Settings) -> Self {
+        let layout = layout::layout(shape, settings);
+        let beside = beside(shape, settings, &layout);
+        let bytes = layout.items.iter().chain(&beside).map(|item| item.bytes);
+        Sum { planned_bytes: bytes.fold(0, u64::saturating_add), host_bytes: layout.host_bytes }
+    }
 }
 
 /// Sums of one model that were asked for before: a search, its reasons and their counterfactuals ask for the same ones over and
 /// over, and so do all cards of a table.
 #[derive(Debug, Default)]
 pub(super) struct Sums {
-    known: RefCell<HashMap<Key, u64>>,
+    /// By [`mark`]; the settings of one mark are few.
+    known: RefCell<HashMap<u64, Vec<(Settings, Sum)>>>,
 }
 
 impl Sums {
-    /// [`planned_bytes`], remembered. `shape` is always the same one.
-    pub(super) fn planned_bytes(&self, shape: &ModelShape, settings: &Settings) -> u64 {
-        let key = Key::of(settings);
-        if let Some(&bytes) = self.known.borrow().get(&key) {
-            return bytes;
+    /// [`Sum::of`], remembered. `shape` is always the same one.
+    pub(super) fn of(&self, shape: &ModelShape, settings: &Settings) -> Sum {
+        let mut known = self.known.borrow_mut();
+        let alike = known.entry(mark(settings)).or_default();
+        if let Some((_, sum)) = alike.iter().find(|(known, _)| takes_as_much(known, settings)) {
+            return *sum;
         }
-        let bytes = planned_bytes(shape, settings);
-        self.known.borrow_mut().insert(key, bytes);
-        bytes
+        let sum = Sum::of(shape, settings);
+        alike.push((settings.clone(), sum));
+        sum
     }
 }
 
-/// Settings without those that no byte depends on. A setting that is not named here is taken to matter.
-#[derive(Debug, PartialEq)]
-struct Key(Settings);
-
-impl Key {
-    fn of(settings: &Settings) -> Self {
-        let none = Settings::default();
-        let mut lora = settings.lora.clone();
-        lora.alpha = none.lora.alpha;
-        Key(Settings {
-            lora,
-            over_length: none.over_length,
-            packing: none.packing,
-            accumulation: none.accumulation,
-            learning_rate: none.learning_rate,
-            beta1: none.beta1,
-            beta2: none.beta2,
-            epsilon: none.epsilon,
-            weight_decay: none.weight_decay,
-            max_grad_norm: none.max_grad_norm,
-            schedule: none.schedule,
-            warmup_steps: none.warmup_steps,
-            n_steps: none.n_steps,
-            evaluate_every_steps: none.evaluate_every_steps,
-            patience: none.patience,
-            checkpoints: CheckpointConfig::default(),
-            seed: none.seed,
-            ..settings.clone()
-        })
-    }
+/// A number of what differs most between the settings of a search.
+fn mark(s: &Settings) -> u64 {
+    let numbers =
+        [s.length, s.micro_batch, s.head_rows, s.n_layers_eased, s.n_layers_streamed, s.lora.rank, s.n_samples];
+    let flags = s.recompute as u64 + 4 * s.base as u64 + 16 * s.compute as u64 + 64 * u64::from(s.offload_inputs);
+    let start = flags + 128 * s.optimizer as u64 + 512 * s.mlp_rows.unwrap_or(0) as u64;
+    numbers.iter().fold(start, |mark, &n| mark.wrapping_mul(0x0100_0000_01b3).wrapping_add(n as u64))
 }
 
-// Checked settings hold no NaN, so equality is one.
-impl Eq for Key {}
-
-impl Hash for Key {
-    /// Of what differs most between the settings of a search; equality compares the rest.
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        let s = &self.0;
-        (s.length, s.micro_batch, s.head_rows, s.n_layers_eased, s.recompute, s.compute).hash(state);
-        (s.lora.rank, s.base as u8, s.optimizer as u8, s.n_samples).hash(state);
-        (s.offload_inputs, s.mlp_rows, s.n_layers_streamed).hash(state);
-    }
+/// Whether two settings are the same in everything that a byte depends on. Every setting is named, so that a new one is decided on.
+fn takes_as_much(a: &Settings, b: &Settings) -> bool {
+    let Settings {
+        train_on,
+        base,
+        compute,
+        embedding_on_host,
+        lora,
+        length,
+        over_length: _,
+        packing: _,
+        micro_batch,
+        accumulation: _,
+        recompute,
+        n_layers_eased,
+        offload_inputs,
+        mlp_rows,
+        n_layers_streamed,
+        head_rows,
+        optimizer,
+        learning_rate: _,
+        beta1: _,
+        beta2: _,
+        epsilon: _,
+        weight_decay: _,
+        max_grad_norm: _,
+        schedule: _,
+        warmup_steps: _,
+        n_steps: _,
+        evaluate_every_steps: _,
+        patience: _,
+        n_samples,
+        checkpoints: _,
+        seed: _,
+    } = a;
+    (*length, *micro_batch, *head_rows, *n_samples) == (b.length, b.micro_batch, b.head_rows, b.n_samples)
+        && (*train_on, *base, *compute, *optimizer) == (b.train_on, b.base, b.compute, b.optimizer)
+        && (*recompute, *n_layers_eased, *mlp_rows) == (b.recompute, b.n_layers_eased, b.mlp_rows)
+        && (*embedding_on_host, *offload_inputs) == (b.embedding_on_host, b.offload_inputs)
+        && *n_layers_streamed == b.n_layers_streamed
+        && (lora.rank, lora.dropout, &lora.targets) == (b.lora.rank, b.lora.dropout, &b.lora.targets)
 }

@@ -147,7 +147,6 @@ struct Rates {
     bytes_per_s: f64,
     /// Tokens of a micro-batch at which matrix products reach half their rate.
     half_tokens: f64,
-    words: String,
 }
 
 /// f32 matrix products in a step, per physical core: what two cores of current processors reach in whole steps (75 of
@@ -177,28 +176,34 @@ fn rates(hardware: &Hardware) -> Rates {
         None => {
             let n = hardware.processor.n_cores.max(1);
             let fast = n.min(FAST_CORES) as f64 * CORE_FLOPS_PER_S;
-            let flops_per_s = fast + n.saturating_sub(FAST_CORES) as f64 * FURTHER_CORE_FLOPS_PER_S;
-            let cores = crate::format::counted(n, "core");
             Rates {
-                flops_per_s,
+                flops_per_s: fast + n.saturating_sub(FAST_CORES) as f64 * FURTHER_CORE_FLOPS_PER_S,
                 bytes_per_s: SYSTEM_BYTES_PER_S,
                 half_tokens: HALF_TOKENS,
-                words: format!("calculated from {cores} at {:.0} GFLOP/s in all", flops_per_s / 1e9),
             }
         }
-        Some(card) => {
-            let rate = card.tensor_flops_per_s;
-            let words = match rate {
-                Some(rate) => format!("calculated from {:.0} % of {:.1} TFLOP/s", CARD_SHARE * 100.0, rate / 1e12),
-                None => "calculated as for a slow card: the rate of this one is not known".into(),
-            };
-            Rates {
-                flops_per_s: CARD_SHARE * rate.unwrap_or(UNKNOWN_CARD_FLOPS_PER_S),
-                bytes_per_s: COPY_SHARE * card.bandwidth_bytes_per_s.unwrap_or(UNKNOWN_CARD_BYTES_PER_S),
-                half_tokens: CARD_HALF_TOKENS,
-                words,
-            }
+        Some(card) => Rates {
+            flops_per_s: CARD_SHARE * card.tensor_flops_per_s.unwrap_or(UNKNOWN_CARD_FLOPS_PER_S),
+            bytes_per_s: COPY_SHARE * card.bandwidth_bytes_per_s.unwrap_or(UNKNOWN_CARD_BYTES_PER_S),
+            half_tokens: CARD_HALF_TOKENS,
+        },
+    }
+}
+
+/// Where a speed is from, in words.
+pub(super) fn basis_words(basis: Basis, hardware: &Hardware) -> String {
+    match (basis, hardware.training_card()) {
+        (Basis::Measured, _) => "measured with this model on this hardware".into(),
+        (Basis::Scaled, _) => "converted from a measurement of this model in another mode on this hardware".into(),
+        (Basis::Calculated, None) => {
+            let cores = crate::format::counted(hardware.processor.n_cores.max(1), "core");
+            let rate = rates(hardware).flops_per_s / 1e9;
+            format!("calculated from {cores} at {rate:.0} GFLOP/s in all")
         }
+        (Basis::Calculated, Some(card)) => match card.tensor_flops_per_s {
+            Some(rate) => format!("calculated from {:.0} % of {:.1} TFLOP/s", CARD_SHARE * 100.0, rate / 1e12),
+            None => "calculated as for a slow card: the rate of this one is not known".into(),
+        },
     }
 }
 
@@ -292,7 +297,6 @@ fn calculated(shape: &ModelShape, rates: &Rates, compute: ComputeDtype, load: &L
 pub(super) struct Speed {
     pub(super) tokens_per_s: f64,
     pub(super) basis: Basis,
-    pub(super) words: String,
     pub(super) plus_minus: f64,
 }
 
@@ -321,12 +325,7 @@ pub(super) fn speed(
         (a.0, a.1, a.2).cmp(&(b.0, b.1, b.2)).then(a.3.total_cmp(&b.3))
     });
     let Some(rate) = nearest else {
-        return Speed {
-            tokens_per_s: plain,
-            basis: Basis::Calculated,
-            words: rates.words,
-            plus_minus: CALCULATED_PLUS_MINUS,
-        };
+        return Speed { tokens_per_s: plain, basis: Basis::Calculated, plus_minus: CALCULATED_PLUS_MINUS };
     };
     let measured_load = Load {
         base: rate.base,
@@ -341,11 +340,6 @@ pub(super) fn speed(
     Speed {
         tokens_per_s,
         basis: if same { Basis::Measured } else { Basis::Scaled },
-        words: if same {
-            "measured with this model on this hardware".into()
-        } else {
-            "converted from a measurement of this model in another mode on this hardware".into()
-        },
         plus_minus: if same { MEASURED_PLUS_MINUS } else { SCALED_PLUS_MINUS },
     }
 }

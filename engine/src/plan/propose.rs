@@ -2,7 +2,6 @@
 
 use super::beside::{self, Sums};
 use super::cost::{self, Flops, Load, Mix, TimeEstimate};
-use super::layout::layout;
 use super::lengths::{Kept, Lengths};
 use super::{Budget, DataUse, Error, PlanItem};
 use crate::config::{BaseFormat, ComputeDtype, OptimizerKind, OverLength, Recompute, RunConfig, Settings};
@@ -212,7 +211,7 @@ impl<'a> Task<'a> {
 
     /// Planned peak.
     pub(super) fn bytes(&self, settings: &Settings) -> u64 {
-        self.sums.planned_bytes(self.shape, settings)
+        self.sums.of(self.shape, settings).planned_bytes
     }
 
     pub(super) fn budget(&self, config: &RunConfig) -> Budget {
@@ -249,13 +248,14 @@ impl<'a> Task<'a> {
 
     /// Where nothing fits, held-out prompts stay unanswered at evaluations before the plan says so.
     fn propose_at(&self, config: &RunConfig, budget: &Budget, length: usize) -> Result<Proposal, Error> {
-        let proposal = self.fastest_at(config, budget, length)?;
-        if proposal.fits() || proposal.settings.n_samples == 0 {
-            return Ok(proposal);
+        let mut proposal = self.fastest_at(config, budget, length)?;
+        if !proposal.fits() && proposal.settings.n_samples > 0 {
+            let mut silent = config.clone();
+            silent.evaluation.n_samples = 0;
+            proposal = self.fastest_at(&silent, budget, length)?;
         }
-        let mut silent = config.clone();
-        silent.evaluation.n_samples = 0;
-        self.fastest_at(&silent, budget, length)
+        proposal.time.basis_words = cost::basis_words(proposal.time.basis, self.hardware);
+        Ok(proposal)
     }
 
     fn fastest_at(&self, config: &RunConfig, budget: &Budget, length: usize) -> Result<Proposal, Error> {
@@ -263,15 +263,20 @@ impl<'a> Task<'a> {
         let bases = self.bases(config);
         // Bytes grow with the micro-batch and the rows, so the least is found without trying the rest.
         let smallest = &frame.splits[..1];
-        let least = bases
+        let leasts: Vec<Proposal> = bases
             .iter()
-            .flat_map(|&base| self.candidates(config, budget, &frame, base, smallest, LEAST_HEAD_ROWS))
-            .min_by_key(|candidate| candidate.planned_bytes);
-        if let Some(least) = least.filter(|least| !least.fits()) {
+            .filter_map(|&base| {
+                let candidates = self.candidates(config, budget, &frame, base, smallest, LEAST_HEAD_ROWS);
+                candidates.into_iter().min_by_key(|candidate| candidate.planned_bytes)
+            })
+            .collect();
+        let fitting: Vec<BaseFormat> =
+            leasts.iter().filter(|least| least.fits()).map(|least| least.settings.base).collect();
+        if let Some(least) = leasts.into_iter().min_by_key(|least| least.planned_bytes).filter(|least| !least.fits()) {
             return Ok(least);
         }
         for head_rows in [HEAD_ROWS, LEAST_HEAD_ROWS] {
-            for &base in &bases {
+            for &base in &fitting {
                 let candidates = self.candidates(config, budget, &frame, base, &frame.splits, head_rows);
                 if let Some(best) = fastest(candidates.into_iter().filter(Proposal::fits)) {
                     return Ok(best);
@@ -396,7 +401,7 @@ impl<'a> Task<'a> {
             return vec![fixed];
         }
         let pinned_bytes = self.hardware.memory_available_bytes as f64 * PINNED_SHARE;
-        let has_room = |settings: &Settings| layout(self.shape, settings).host_bytes as f64 <= pinned_bytes;
+        let has_room = |settings: &Settings| self.sums.of(self.shape, settings).host_bytes as f64 <= pinned_bytes;
         let mut found = vec![fixed.clone()];
         let streams = config.n_layers_streamed.is_none() && fixed.base == BaseFormat::Nf4;
         for streaming in [Streaming::AsGiven, Streaming::AsNeeded, Streaming::All] {
@@ -486,7 +491,8 @@ impl<'a> Task<'a> {
         TimeEstimate {
             tokens_per_s: speed.tokens_per_s,
             basis: speed.basis,
-            basis_words: speed.words,
+            // Of the chosen one only, see `propose_at`.
+            basis_words: String::new(),
             plus_minus: speed.plus_minus,
             step_s,
             evaluation_s,

@@ -86,10 +86,19 @@ fn larger_card(task: &Task, config: &RunConfig) -> Option<Remedy> {
         profiles().iter().filter_map(|profile| Some((profile, profile.card.as_ref()?))).collect();
     let price = |card: &ProfileCard| card.release_price_usd.unwrap_or(f64::INFINITY);
     cards.sort_by(|(_, a), (_, b)| a.memory_bytes.cmp(&b.memory_bytes).then(price(a).total_cmp(&price(b))));
-    let (profile, card) = cards.into_iter().find(|(profile, _)| {
+    // Of as much memory and the same number formats, what one does not hold the others don't.
+    let mut too_small = None;
+    let (profile, card) = cards.into_iter().find(|(profile, card)| {
         let hardware = profile.in_computer(task.hardware);
-        let can = check::precision(&config, &hardware).is_ok();
-        can && task.on(&hardware).propose(&config).is_ok_and(|proposal| proposal.fits())
+        let kind = (card.memory_bytes, hardware.compute_dtype());
+        if too_small == Some(kind) || check::precision(&config, &hardware).is_err() {
+            return false;
+        }
+        let fits = task.on(&hardware).propose(&config).is_ok_and(|proposal| proposal.fits());
+        if !fits {
+            too_small = Some(kind);
+        }
+        fits
     })?;
     let memory = format::bytes(card.memory_bytes);
     Some(Remedy {

@@ -851,9 +851,11 @@ fn remembered_sums_are_those_of_the_layout() {
             optimizer: *[OptimizerKind::AdamW32, OptimizerKind::AdamW8].choose(&mut rng).expect("not empty"),
             lora: LoraConfig { rank: rng.random_range(1..3), alpha: rng.random(), ..Default::default() },
             n_samples: rng.random_range(0..3),
+            mlp_rows: *[None, Some(100)].choose(&mut rng).expect("not empty"),
             learning_rate: rng.random(),
             ..Settings::default()
         };
-        assert_eq!(sums.planned_bytes(&shape, &s), planned_bytes(&shape, &s), "{s:?}");
+        assert_eq!(sums.of(&shape, &s), beside::Sum::of(&shape, &s), "{s:?}");
+        assert_eq!(sums.of(&shape, &s).planned_bytes, planned_bytes(&shape, &s));
     }
 }

@@ -35,6 +35,10 @@ export const zhErrors: Record<string, readonly [string, string]> = {
   "plan.no_examples": ["数据里没有可用的样本。", "查看数据页列出的问题，每一条都有行号和原因。"],
   "plan.nothing_learned": ["没有任何词元参与学习。", "查看样本预览：只有回答会被学习。"],
   "plan.all_too_long": ["所有样本都超过了长度上限。", "增大长度，或选择截断。"],
+  "plan.no_model_fits": ["目录中没有能放下的模型。", "缩短长度、降低秩，或换一张显卡。"],
+  "hardware.write_card": ["显卡描述无法写入或删除。", "腾出空间，或检查是否有权限。"],
+  "hardware.bad_card_name": ["这个显卡名称不能使用。", "名称不能为空，最多 80 个字符。"],
+  "hardware.bundled_card": ["这是 Hearth 自带的显卡，不能改动。", "换一个名称保存。"],
   "model.unknown_name": ["这里没有这个名称的文件或文件夹，目录中也没有这个模型。", ""],
   "model.not_here": ["模型的分词器不在这里，无法计算词元数。", ""],
   "hardware.not_here": ["这是描述出来的显卡，这台电脑里没有它，不能在上面训练。", "仍然可以为它做方案；要在这台电脑上训练，请清空 HEARTH_HARDWARE。"],
@@ -100,6 +104,9 @@ export const zhItems: Record<string, string> = {
   inputs: "批次与位置",
   slot: "反量化缓冲区",
   runtime: "线程与运行库",
+  samples: "评估时的回答",
+  checkpoint: "检查点的副本",
+  loading: "读取模型",
   cuda_context: "CUDA 上下文",
   cuda_libraries: "CUDA 运行库",
 };
@@ -221,6 +228,7 @@ export const zhWarnings: Record<string, string> = {
   card_planned_only: "这是为显卡制定的方案；此引擎在处理器上训练。",
   very_long: "这个运行要花很长时间。更小的模型、更少的轮数或一张显卡会缩短它。",
   patience_without_evaluation: "提前结束需要留出样本，而现在没有留出。",
+  no_samples: "内存不足，评估时不回答留出的问题。",
   rank_over_width: "秩超过了层的宽度。",
   card_not_used: "电脑里有显卡，但此版本在处理器上训练。",
 };

@@ -150,7 +150,9 @@ export function remedyWords(remedy: Remedy, lang: Lang, f: Formatter): string {
     case "other_programs":
       return `关闭其他程序${saves}${enough}。`;
     case "model":
-      return `换一个更小的模型${saves}${enough}。`;
+      return `换一个更小的模型${remedy.value ? `，例如 ${remedy.value}` : ""}${saves}${enough}。`;
+    case "card":
+      return `换一张内存更大的显卡，例如 ${remedy.value}${enough}。`;
     default:
       return remedy.words;
   }

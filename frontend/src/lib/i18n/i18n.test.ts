@@ -87,7 +87,7 @@ test("a recompute of two kinds is said with both and with the layers", () => {
 
 test("every remedy that is a setting is said in Chinese", () => {
   const settings = ["data.length", "lora.rank", "micro_batch", "base", "recompute", "optimizer.kind"];
-  for (const setting of [...settings, "memory_limit_bytes", "other_programs", "model"]) {
+  for (const setting of [...settings, "memory_limit_bytes", "other_programs", "model", "card"]) {
     const remedy = { setting, value: "8", words: "English words", saves_bytes: 2 ** 20, enough: false };
     expect(remedyWords(remedy, "zh", formatter("zh")), setting).not.toMatch(/English/);
   }
