@@ -8,8 +8,8 @@ use std::process::Command;
 use std::thread;
 
 use hearth_engine::gpu_setup::{GpuPackage, GpuPackageState, GpuSetup, GpuSetupReason};
-use hearth_engine::hardware::{Hardware, TrainOn};
-use hearth_tests::hearth::{Said, binary, hearth};
+use hearth_engine::hardware::{HARDWARE_FILE, Hardware, TrainOn};
+use hearth_tests::hearth::{Said, hearth};
 use hearth_tests::tiny_model::{self, write_examples};
 
 fn scratch() -> tempfile::TempDir {
@@ -19,7 +19,7 @@ fn scratch() -> tempfile::TempDir {
 /// `hearth` that finds no program of a driver, and whose own folder is `home`.
 fn without_driver(home: &Path) -> Command {
     let mut command = hearth(&home.join("runs"));
-    command.env("PATH", home).env("HEARTH_HOME", home).env_remove("HEARTH_ENGINE");
+    command.env("PATH", home).env("HEARTH_HOME", home).env_remove("HEARTH_ENGINE").env_remove(HARDWARE_FILE);
     command
 }
 
@@ -57,25 +57,87 @@ fn without_a_driver_hearth_says_so_and_trains_on_the_processor() {
     assert!(said.out.contains("Runs train on the processor: "), "{said:?}");
 }
 
+/// A folder's `hearth`, with a `hearth-cuda` beside it that does what `script` says.
+#[cfg(unix)]
+fn installation(folder: &Path, script: &str) -> std::path::PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+
+    use hearth_tests::hearth::binary;
+    let program = folder.join("hearth");
+    if !program.exists() && fs::hard_link(binary(), &program).is_err() {
+        fs::copy(binary(), &program).unwrap();
+    }
+    let other = folder.join("hearth-cuda");
+    fs::write(&other, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).unwrap();
+    program
+}
+
+#[test]
+#[cfg(unix)]
+fn every_reason_is_said_for_a_described_computer() {
+    use hearth_engine::hardware::profile;
+
+    let home = scratch();
+    let file = home.path().join("computer.json");
+    let program = installation(home.path(), "exit 0");
+    let say = |capability: &str, driver: &str| -> GpuSetup {
+        let mut hardware = profile("rtx-3060-12gb").unwrap().hardware();
+        hardware.cards[0].driver = Some(driver.into());
+        hardware.cards[0].compute_capability = Some(capability.into());
+        fs::write(&file, serde_json::to_string(&hardware).unwrap()).unwrap();
+        let mut command = Command::new(&program);
+        command.env("HEARTH_HOME", home.path()).env("PATH", home.path()).env(HARDWARE_FILE, &file);
+        let said = Said::by(command.env_remove("HEARTH_ENGINE").args(["setup-gpu", "--check", "--json"]));
+        assert_eq!(said.exit, Some(0), "{said:?}");
+        serde_json::from_value(said.json_lines()[0].clone()).unwrap_or_else(|e| panic!("{e}: {said:?}"))
+    };
+    let old = say("8.6", "550.120");
+    assert_eq!(
+        (old.reason, old.driver.as_deref(), old.least_driver),
+        (GpuSetupReason::OldDriver, Some("550.120"), 580)
+    );
+    assert_eq!(old.message, "Runs train on the processor: driver 550.120 was found and 580 or newer is needed.");
+    assert_eq!(say("7.5", "581.42").reason, GpuSetupReason::OldCard);
+
+    let bare = say("8.6", "581.42");
+    if missing(&bare).is_empty() {
+        eprintln!("this machine has CUDA's libraries: none is missing");
+        assert_eq!(bare.reason, GpuSetupReason::Ready);
+    } else {
+        assert_eq!(bare.reason, GpuSetupReason::NoLibraries);
+        assert!(bare.message.contains("`hearth setup-gpu` fetches"), "{bare:?}");
+    }
+
+    fs::create_dir(home.path().join("lib")).unwrap();
+    for name in bare.packages.iter().flat_map(|package| &package.libraries) {
+        fs::write(home.path().join("lib").join(name), "").unwrap();
+    }
+    let ready = say("8.6", "581.42");
+    assert_eq!((ready.reason, ready.train_on, ready.fetch_bytes), (GpuSetupReason::Ready, TrainOn::Card, 0));
+    assert_eq!((ready.message.as_str(), ready.next_step.as_str()), ("Runs train on the card.", ""));
+
+    installation(home.path(), "echo 'libcublas.so.13: cannot open shared object file' >&2; exit 127");
+    let broken = say("8.6", "581.42");
+    assert_eq!(broken.reason, GpuSetupReason::DoesNotStart);
+    assert!(broken.message.contains("cannot open shared object file"), "{broken:?}");
+
+    fs::remove_file(home.path().join("hearth-cuda")).unwrap();
+    assert_eq!(say("8.6", "581.42").reason, GpuSetupReason::NoEngine);
+}
+
 #[test]
 #[cfg(unix)]
 fn an_engine_for_cards_is_not_started_where_there_is_no_card() {
-    use std::os::unix::fs::PermissionsExt;
     let home = scratch();
     if !found(home.path()).cards.is_empty() {
         eprintln!("skipped: this machine has a card");
         return;
     }
-    // An installation with both engines, of which the second leaves a mark.
-    let program = home.path().join("hearth");
-    if fs::hard_link(binary(), &program).is_err() {
-        fs::copy(binary(), &program).unwrap();
-    }
-    let other = home.path().join("hearth-cuda");
-    fs::write(&other, "#!/bin/sh\n: > \"${0%/*}/started\"\n").unwrap();
-    fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).unwrap();
+    let program = installation(home.path(), ": > \"${0%/*}/started\"");
     let mut command = Command::new(&program);
-    command.env("PATH", home.path()).env("HEARTH_HOME", home.path()).env_remove("HEARTH_ENGINE").arg("hardware");
+    command.env("PATH", home.path()).env("HEARTH_HOME", home.path()).env_remove("HEARTH_ENGINE");
+    command.env_remove(HARDWARE_FILE).arg("hardware");
     let said = Said::by(&mut command);
     assert_eq!(said.exit, Some(0), "{said:?}");
     assert!(said.out.contains("Runs train on the processor: "), "{said:?}");

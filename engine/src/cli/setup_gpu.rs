@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use hearth_engine::format;
 use hearth_engine::gpu_setup::{GpuPackage, GpuPackageState, GpuSetup, GpuSetupPhase, GpuSetupProgress, Look, Origin};
-use hearth_engine::hardware::detect;
+use hearth_engine::hardware::here;
 use hearth_engine::run::interrupt;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -33,7 +33,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(context: &Context, args: Args) -> Result<Exit, Failure> {
     let machine = engine::machine();
-    let hardware = detect();
+    let hardware = here()?;
     if !args.check {
         let origin = args.from.map(Origin::Folder).or(args.mirror.map(Origin::Index));
         let before = machine.report(&hardware, Look::Quick);
