@@ -94,6 +94,7 @@ fn committed_files() -> BTreeMap<&'static str, &'static str> {
         "RunConfig",
         "RunState",
         "RunSummary",
+        "Rung",
         "ScheduleKind",
         "Settings",
         "Target",
