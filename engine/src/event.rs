@@ -9,6 +9,7 @@ use ts_rs::TS;
 
 use crate::error::ErrorReport;
 use crate::hardware::CardReading;
+use crate::plan::ladder::Rung;
 
 /// One line of `events.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
@@ -105,6 +106,19 @@ pub enum TrainEvent {
         bytes: u64,
         /// True where it has the lowest evaluation loss.
         best: bool,
+    },
+    /// Memory ran out, and the run goes on with less: the same training, computed with fewer bytes.
+    Rung {
+        /// Steps done.
+        step: usize,
+        /// What ran out.
+        reason: String,
+        /// What changed and what did not.
+        words: String,
+        /// Before.
+        from: Rung,
+        /// From here on.
+        to: Rung,
     },
     /// Something the person should know; the run goes on.
     Warning {

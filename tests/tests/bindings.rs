@@ -103,6 +103,7 @@ fn committed_files() -> BTreeMap<&'static str, &'static str> {
         "RunConfig",
         "RunState",
         "RunSummary",
+        "Rung",
         "ScheduleKind",
         "Settings",
         "TableCard",

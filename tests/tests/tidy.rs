@@ -183,6 +183,24 @@ fn only_hardware_probes_the_machine() {
     assert!(probes_hardware(&source("engine/src/plan/mod.rs", "let bytes = system.total_memory();")).is_some());
 }
 
+// ---- Memory of a run is admitted by one gate.
+
+fn allocates_past_the_gate(source: &Source) -> Option<String> {
+    let folders = ["engine/src/step/", "engine/src/generate/", "engine/src/run/"];
+    let is_bound = folders.iter().any(|folder| source.path.starts_with(folder)) && !source.path.ends_with("tests.rs");
+    (is_bound && source.code().contains("Tensor::zeros")).then(|| {
+        "makes a tensor past the gate; ops::memory::Held::zeros counts it, limits it and can be made to fail".into()
+    })
+}
+
+#[test]
+fn memory_of_a_run_is_admitted_by_one_gate() {
+    let mut code = sources(&["engine/src"]);
+    code.retain(|source| source.has_extension(&["rs"]));
+    check(&code, allocates_past_the_gate);
+    assert!(allocates_past_the_gate(&source("engine/src/step/x.rs", "Tensor::zeros(n, dtype, device)?")).is_some());
+}
+
 // ---- Operations: a backward for each, a test for each, a reference beside each kernel.
 
 fn drops_gradients(source: &Source) -> Option<String> {

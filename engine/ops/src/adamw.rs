@@ -30,6 +30,7 @@ use rayon::prelude::*;
 use super::cuda;
 use super::dynamic8::{BLOCK, SIGNED, UNSIGNED};
 use super::host;
+use super::memory::{Held, Site};
 
 /// What is the same for every element of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,20 +75,17 @@ pub enum Moments {
 }
 
 impl Moments {
-    /// Moments before the first step, 32-bit.
-    pub fn f32(n: usize, device: &Device) -> Result<Self> {
-        Ok(Self::F32 { m: Tensor::zeros(n, DType::F32, device)?, v: Tensor::zeros(n, DType::F32, device)? })
+    /// Moments before the first step, 32-bit, of memory that counts as `held`.
+    pub fn f32(n: usize, device: &Device, held: &Held) -> Result<Self> {
+        let zeros = || held.zeros(n, DType::F32, device, Site::Optimizer);
+        Ok(Self::F32 { m: zeros()?, v: zeros()? })
     }
 
-    /// Moments before the first step, 8-bit.
-    pub fn u8(n: usize, device: &Device) -> Result<Self> {
-        let n_blocks = n.div_ceil(BLOCK);
-        Ok(Self::U8 {
-            m: Tensor::zeros(n, DType::U8, device)?,
-            m_absmax: Tensor::zeros(n_blocks, DType::F32, device)?,
-            v: Tensor::zeros(n, DType::U8, device)?,
-            v_absmax: Tensor::zeros(n_blocks, DType::F32, device)?,
-        })
+    /// Moments before the first step, 8-bit, of memory that counts as `held`.
+    pub fn u8(n: usize, device: &Device, held: &Held) -> Result<Self> {
+        let codes = || held.zeros(n, DType::U8, device, Site::Optimizer);
+        let absmax = || held.zeros(n.div_ceil(BLOCK), DType::F32, device, Site::Optimizer);
+        Ok(Self::U8 { m: codes()?, m_absmax: absmax()?, v: codes()?, v_absmax: absmax()? })
     }
 
     /// Bytes of the 32-bit moments of `n` parameters.
@@ -389,7 +387,7 @@ mod tests {
     #[test]
     fn thirty_two_bit_steps_follow_pytorch() {
         let golden = golden("optimizer.safetensors");
-        let moments = Moments::f32(golden["params.initial"].elem_count(), &Device::Cpu).unwrap();
+        let moments = Moments::f32(golden["params.initial"].elem_count(), &Device::Cpu, &Held::new()).unwrap();
         let (initial, ours) = replay(&golden, &moments);
         let error = error(&golden, "params.torch", &initial, &ours);
         // Thirty steps of f32 rounding.
@@ -399,7 +397,7 @@ mod tests {
     #[test]
     fn eight_bit_steps_follow_bitsandbytes() {
         let golden = golden("optimizer.safetensors");
-        let moments = Moments::u8(golden["params.initial"].elem_count(), &Device::Cpu).unwrap();
+        let moments = Moments::u8(golden["params.initial"].elem_count(), &Device::Cpu, &Held::new()).unwrap();
         let (initial, ours) = replay(&golden, &moments);
         let error = error(&golden, "params.bnb8", &initial, &ours);
         assert!(error < 1e-3, "{error}");
@@ -423,8 +421,8 @@ mod tests {
     fn eight_bit_moments_stay_near_the_thirty_two_bit_path() {
         let golden = golden("optimizer.safetensors");
         let n = golden["params.initial"].elem_count();
-        let (initial, exact) = replay(&golden, &Moments::f32(n, &Device::Cpu).unwrap());
-        let (_, coarse) = replay(&golden, &Moments::u8(n, &Device::Cpu).unwrap());
+        let (initial, exact) = replay(&golden, &Moments::f32(n, &Device::Cpu, &Held::new()).unwrap());
+        let (_, coarse) = replay(&golden, &Moments::u8(n, &Device::Cpu, &Held::new()).unwrap());
         let error =
             norm(exact.iter().zip(&coarse).map(|(a, b)| a - b)) / norm(exact.iter().zip(&initial).map(|(a, b)| a - b));
         assert!((1e-4..0.1).contains(&error), "{error}");
@@ -436,7 +434,7 @@ mod tests {
         let n = golden["params.initial"].elem_count();
         let run = |n_threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads).build().unwrap();
-            pool.install(|| replay(&golden, &Moments::u8(n, &Device::Cpu).unwrap()).1)
+            pool.install(|| replay(&golden, &Moments::u8(n, &Device::Cpu, &Held::new()).unwrap()).1)
         };
         assert_eq!(run(1), run(3));
     }
@@ -447,7 +445,7 @@ mod tests {
         use crate::test_support::{card, random, values};
 
         let Some(card) = card() else { return Ok(()) };
-        type New = fn(usize, &Device) -> Result<Moments>;
+        type New = fn(usize, &Device, &Held) -> Result<Moments>;
         type Bits = Vec<(&'static str, Vec<u32>)>;
         let run = |device: &Device, n: usize, offset: usize, new: New| -> Result<Bits> {
             // Several orders of magnitude, and a block of zeros.
@@ -457,7 +455,7 @@ mod tests {
                     values(&random(&[n + offset], seed)?)?.into_iter().enumerate().map(value).collect();
                 Tensor::from_vec(values, n + offset, device)?.narrow(0, offset, n)
             };
-            let (params, moments) = (vector(0)?, new(n, device)?);
+            let (params, moments) = (vector(0)?, new(n, device, &Held::new())?);
             for step in 1..=5 {
                 let update = Update {
                     learning_rate: 1e-3,
@@ -509,9 +507,9 @@ mod tests {
             gradient_scale: 0.25,
         };
         let (a, b) = (Tensor::ones(3, DType::F32, device).unwrap(), Tensor::ones(3, DType::F32, device).unwrap());
-        adamw(&a, &grads, &Moments::f32(3, device).unwrap(), &update).unwrap();
+        adamw(&a, &grads, &Moments::f32(3, device, &Held::new()).unwrap(), &update).unwrap();
         update.gradient_scale = 1.0;
-        adamw(&b, &(grads * 0.25).unwrap(), &Moments::f32(3, device).unwrap(), &update).unwrap();
+        adamw(&b, &(grads * 0.25).unwrap(), &Moments::f32(3, device, &Held::new()).unwrap(), &update).unwrap();
         assert_eq!(a.to_vec1::<f32>().unwrap(), b.to_vec1::<f32>().unwrap());
     }
 
@@ -520,14 +518,14 @@ mod tests {
         let golden = golden("optimizer.safetensors");
         let n = golden["params.initial"].elem_count();
         for new in [Moments::f32, Moments::u8] {
-            let moments = new(n, &Device::Cpu).unwrap();
+            let moments = new(n, &Device::Cpu, &Held::new()).unwrap();
             let params = golden["params.initial"].copy().unwrap();
             let grads = golden["grads"].get(0).unwrap();
             adamw(&params, &grads, &moments, &update(&golden, 1)).unwrap();
 
             let saved: HashMap<String, Tensor> =
                 moments.tensors().into_iter().map(|(name, t)| (name.to_string(), t.copy().unwrap())).collect();
-            let (resumed, resumed_params) = (new(n, &Device::Cpu).unwrap(), params.copy().unwrap());
+            let (resumed, resumed_params) = (new(n, &Device::Cpu, &Held::new()).unwrap(), params.copy().unwrap());
             resumed.load(&saved).unwrap();
 
             adamw(&params, &grads, &moments, &update(&golden, 2)).unwrap();
@@ -553,7 +551,7 @@ mod tests {
             gradient_scale: 1.0,
         };
         let zeros = |n: usize| Tensor::zeros(n, DType::F32, device).unwrap();
-        let moments = Moments::f32(4, device).unwrap();
+        let moments = Moments::f32(4, device, &Held::new()).unwrap();
         assert!(adamw(&zeros(4), &zeros(3), &moments, &update).is_err());
         assert!(adamw(&zeros(3), &zeros(3), &moments, &update).is_err());
         assert!(adamw(&zeros(4), &zeros(4), &moments, &Update { step: 0, ..update }).is_err());
@@ -565,7 +563,7 @@ mod tests {
         let bytes = |moments: &Moments| -> usize {
             moments.tensors().iter().map(|(_, t)| t.elem_count() * t.dtype().size_in_bytes()).sum()
         };
-        assert_eq!(bytes(&Moments::f32(1000, &Device::Cpu).unwrap()), Moments::f32_bytes(1000));
-        assert_eq!(bytes(&Moments::u8(1000, &Device::Cpu).unwrap()), Moments::u8_bytes(1000));
+        assert_eq!(bytes(&Moments::f32(1000, &Device::Cpu, &Held::new()).unwrap()), Moments::f32_bytes(1000));
+        assert_eq!(bytes(&Moments::u8(1000, &Device::Cpu, &Held::new()).unwrap()), Moments::u8_bytes(1000));
     }
 }

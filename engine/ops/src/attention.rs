@@ -10,7 +10,7 @@
 
 use std::cell::RefCell;
 
-use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor, bail};
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor, bail};
 #[cfg(feature = "cuda")]
 use candle_core::{CudaDevice, CudaStorage, DType, backend::BackendStorage};
 use rayon::prelude::*;
@@ -21,6 +21,7 @@ use super::cuda;
 use super::gemm::{Write, product};
 use super::host;
 use super::math::{dot, exp, max, vectorised};
+use super::memory::{Held, Site};
 
 /// Query rows of one task.
 pub(super) const ROWS: usize = 64;
@@ -55,9 +56,15 @@ impl Heads {
     }
 }
 
-/// Makes every thread's scratch before the first step, for documents of at most `length` tokens. A card needs none.
-pub fn reserve_scratch(length: usize) {
+/// Makes every thread's scratch before the first step, for documents of at most `length` tokens, as memory that counts as `held`. A
+/// card needs none.
+///
+/// # Errors
+/// [`super::memory::OutOfMemory`] where there is no room for it.
+pub fn reserve_scratch(length: usize, held: &Held) -> Result<()> {
+    held.admit(scratch_bytes(length, rayon::current_num_threads()), &Device::Cpu, Site::Scratch)?;
     rayon::broadcast(|_| with_scratch(2 * ROWS * length, |_| ()));
+    Ok(())
 }
 
 /// Bytes of scratch that the processor's threads hold for sequences of at most `length` tokens.
@@ -513,9 +520,6 @@ impl Group<'_> {
 
 #[cfg(test)]
 mod tests {
-    #[cfg(feature = "cuda")]
-    use candle_core::Device;
-
     use super::*;
     use crate::test_support::{assert_close, assert_gradient, random, values, zeros};
 

@@ -12,6 +12,7 @@ use rayon::prelude::*;
 #[cfg(feature = "cuda")]
 use super::cuda;
 use super::host;
+use super::memory::{Held, Site};
 
 /// Gradients that are added up on their own.
 const PIECE: usize = 16 * 1024;
@@ -20,7 +21,8 @@ const PIECE: usize = 16 * 1024;
 pub fn sum_of_squares(grads: &Tensor) -> Result<f64> {
     // On a card the sums of the pieces lie behind the total.
     let n_pieces = if grads.device().is_cuda() { grads.elem_count().div_ceil(PIECE) } else { 0 };
-    let sum = Tensor::zeros(1 + n_pieces, DType::F64, grads.device())?;
+    let held = Held::new();
+    let sum = held.zeros(1 + n_pieces, DType::F64, grads.device(), Site::GradientNorm)?;
     sum.inplace_op2(grads, &SumOfSquares)?;
     Ok(sum.to_vec1::<f64>()?[0])
 }

@@ -13,6 +13,7 @@ pub mod dropout;
 pub mod gemm;
 pub mod grad_norm;
 pub mod lora;
+pub mod memory;
 pub mod nf4;
 pub mod padded;
 pub mod parking;

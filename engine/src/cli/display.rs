@@ -78,6 +78,7 @@ impl Display {
                 let best = if *best { ", the lowest so far" } else { "" };
                 self.line(&format!("step {step}: evaluation loss {}{best}", format::loss(*loss)));
             }
+            TrainEvent::Rung { reason, words, .. } => self.line(&format!("note: {reason} {words}")),
             TrainEvent::Warning { message, .. } => self.line(&format!("note: {message}")),
             TrainEvent::Exported { kind, path, proven } => {
                 let proven = if *proven { "proven" } else { "not proven" };

@@ -109,7 +109,8 @@ impl From<gpu_setup::Error> for Failure {
 
 impl From<generate::Error> for Failure {
     fn from(e: generate::Error) -> Self {
-        Self::of(Exit::Internal, &e)
+        let exit = if matches!(e, generate::Error::OutOfMemory(_)) { Exit::DoesNotFit } else { Exit::Internal };
+        Self::of(exit, &e)
     }
 }
 
@@ -131,7 +132,8 @@ impl From<run::Error> for Failure {
         use run::Error as E;
         let exit = match &e {
             E::NotFound { .. } | E::Busy { .. } | E::NotRunning { .. } | E::NoCheckpoint { .. } => Exit::NoRun,
-            E::DiskTooSmall { .. } | E::DiskFull { .. } => Exit::DoesNotFit,
+            E::DiskTooSmall { .. } | E::DiskFull { .. } | E::OutOfMemory { .. } => Exit::DoesNotFit,
+            E::Step(step::Error::OutOfMemory(_)) | E::Generate(generate::Error::OutOfMemory(_)) => Exit::DoesNotFit,
             E::Config { .. } | E::Folder { .. } | E::InputChanged { .. } | E::Damaged { .. } | E::Io { .. } => {
                 Exit::BadInput
             }
@@ -157,6 +159,7 @@ impl From<report::Error> for Failure {
 fn exit_of_model(e: &model::Error) -> Exit {
     match e {
         model::Error::Tensor { .. } => Exit::Internal,
+        model::Error::OutOfMemory(_) => Exit::DoesNotFit,
         _ => Exit::BadInput,
     }
 }

@@ -91,6 +91,8 @@ fn remember_rate(context: &Context, folder: &RunFolder) -> Result<(), Failure> {
         match line.event {
             TrainEvent::Started { .. } => steps.clear(),
             TrainEvent::Step { n_tokens, step_ms, .. } => steps.push((n_tokens, step_ms)),
+            // From there on it was not computed as it was planned.
+            TrainEvent::Rung { .. } => return Ok(()),
             _ => {}
         }
     }

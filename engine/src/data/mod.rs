@@ -41,7 +41,7 @@ pub use batch::Batch;
 pub use encoder::{Encoder, Sample};
 pub use error::Error;
 pub use message::Message;
-pub use packing::{batch, micro_batches};
+pub use packing::{batch, micro_batches, runs};
 pub use prepare::{DataStats, Prepared, prepare, split};
 
 /// The examples of one file, and the rows that are none.

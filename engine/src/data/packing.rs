@@ -52,6 +52,25 @@ pub fn batch(samples: &[Sample], indices: &[usize]) -> Batch {
     Batch::from_documents(documents.map(|sample| (sample.input_ids.as_slice(), sample.learned.as_slice())))
 }
 
+/// `indices` in runs of at most `max_tokens` tokens, filled one after the other in their order. A sample longer than that is alone in
+/// its run.
+pub fn runs<'i>(samples: &[Sample], indices: &'i [usize], max_tokens: usize) -> Vec<&'i [usize]> {
+    let mut runs = Vec::new();
+    let (mut start, mut n_tokens) = (0, 0);
+    for (end, &index) in indices.iter().enumerate() {
+        let n = samples[index].input_ids.len();
+        if end > start && n_tokens + n > max_tokens {
+            runs.push(&indices[start..end]);
+            (start, n_tokens) = (end, 0);
+        }
+        n_tokens += n;
+    }
+    if start < indices.len() {
+        runs.push(&indices[start..]);
+    }
+    runs
+}
+
 /// Fisher–Yates with unbiased bounded numbers (Lemire 2019, arXiv:1805.10941). Written out, because the order is part
 /// of what a resumed run relies on and must not change with a library's version.
 pub(crate) fn shuffle(items: &mut [usize], rng: &mut ChaCha8Rng) {
@@ -119,6 +138,22 @@ mod tests {
     }
 
     const FIRST_OF_SEED_1: [usize; 8] = [35, 26, 18, 15, 24, 14, 43, 7];
+
+    #[test]
+    fn runs_keep_the_order_and_the_limit_and_lose_nothing() {
+        let samples = samples(&[3, 4, 5, 1, 9, 2]);
+        let order = [5, 1, 0, 2, 3, 4];
+        for max_tokens in 1..30 {
+            let runs = runs(&samples, &order, max_tokens);
+            assert_eq!(runs.concat(), order);
+            for run in runs {
+                let n: usize = run.iter().map(|&i| samples[i].input_ids.len()).sum();
+                assert!(n <= max_tokens || run.len() == 1, "{run:?} of {n} tokens for {max_tokens}");
+            }
+        }
+        assert_eq!(runs(&samples, &order, 24), [&order]);
+        assert!(runs(&samples, &[], 8).is_empty());
+    }
 
     #[test]
     fn packing_never_crosses_documents() {

@@ -3,6 +3,8 @@
 //! All rows of a call lie end to end, whatever sequences they belong to, so every linear layer is one product and
 //! reads its weights once. Only attention looks at where a row belongs.
 
+use std::sync::Arc;
+
 use candle_core::{DType, Result, Tensor};
 
 use crate::config::{ComputeDtype, LoraConfig};
@@ -14,6 +16,7 @@ use crate::ops::attention::Heads;
 use crate::ops::attention_cached::{Span, attention_cached};
 use crate::ops::gemm::{Write, gemm};
 use crate::ops::lora::place;
+use crate::ops::memory::{Held, Site};
 use crate::ops::rms_norm::rms_norm;
 use crate::ops::rope::{self, rope};
 use crate::ops::rows::{gather, scatter};
@@ -42,10 +45,12 @@ pub(super) struct Blocks<'a> {
     adapter: Option<&'a Adapter>,
     heads: Heads,
     slot: Slot,
-    /// A layer each: `[rows, 2 kv_dim]`, keys | values.
-    cache: Vec<Tensor>,
-    /// f32 `[positions, head_dim]`.
-    rotations: Tensor,
+    /// Of a slot of its own.
+    _held: Held,
+    /// A layer each: `[rows, 2 kv_dim]`, keys | values, with what they hold.
+    cache: Vec<(Tensor, Held)>,
+    /// f32 `[positions, head_dim]`, with what it holds.
+    rotations: (Tensor, Held),
     work: Work,
     head: Head,
 }
@@ -61,6 +66,7 @@ struct Work {
     ids: Tensor,
     positions: Tensor,
     cache_rows: Tensor,
+    held: Arc<Held>,
 }
 
 /// Buffers of the rows at the head.
@@ -69,14 +75,16 @@ struct Head {
     norm: Tensor,
     logits: Tensor,
     rows: Tensor,
+    _held: Held,
 }
 
 impl Work {
     fn new(model: &Model, n: usize) -> Result<Self> {
         let (shape, device) = (&model.shape, model.device());
         let rank = |group| model.group(group).rank;
-        let floats = |cols: usize| Tensor::zeros((n, cols), model.dtype(), device);
-        let integers = || Tensor::zeros(n, DType::U32, device);
+        let held = Held::new();
+        let floats = |cols: usize| held.zeros((n, cols), model.dtype(), device, Site::Answers);
+        let integers = || held.zeros(n, DType::U32, device, Site::Answers);
         Ok(Self {
             x: floats(shape.hidden)?,
             norm: floats(shape.hidden + rank(Group::Qkv).max(rank(Group::GateUp)))?,
@@ -87,6 +95,7 @@ impl Work {
             ids: integers()?,
             positions: integers()?,
             cache_rows: integers()?,
+            held: Arc::new(held),
         })
     }
 
@@ -95,7 +104,7 @@ impl Work {
     }
 
     fn all(&self) -> [&Tensor; 9] {
-        let Work { x, norm, qkv, attention, gate_up, activation, ids, positions, cache_rows } = self;
+        let Work { x, norm, qkv, attention, gate_up, activation, ids, positions, cache_rows, .. } = self;
         [x, norm, qkv, attention, gate_up, activation, ids, positions, cache_rows]
     }
 
@@ -112,6 +121,7 @@ impl Work {
             ids: first(&self.ids)?,
             positions: first(&self.positions)?,
             cache_rows: first(&self.cache_rows)?,
+            held: Arc::clone(&self.held),
         })
     }
 }
@@ -119,12 +129,14 @@ impl Work {
 impl Head {
     fn new(model: &Model, n: usize) -> Result<Self> {
         let (shape, device) = (&model.shape, model.device());
-        let floats = |cols: usize| Tensor::zeros((n, cols), model.dtype(), device);
+        let held = Held::new();
+        let floats = |cols: usize| held.zeros((n, cols), model.dtype(), device, Site::Answers);
         Ok(Self {
             x: floats(shape.hidden)?,
             norm: floats(shape.hidden)?,
             logits: floats(shape.vocab_rows)?,
-            rows: Tensor::zeros(n, DType::U32, device)?,
+            rows: held.zeros(n, DType::U32, device, Site::Answers)?,
+            _held: held,
         })
     }
 
@@ -173,14 +185,19 @@ impl<'a> Blocks<'a> {
         if let Some(adapter) = adapter {
             model.place_adapter(adapter)?;
         }
-        let empty = || Tensor::zeros((0, 2 * shape.kv_dim()), model.dtype(), device);
+        let empty = || {
+            let held = Held::new();
+            Ok((held.zeros((0, 2 * shape.kv_dim()), model.dtype(), device, Site::Cache)?, held))
+        };
+        let held = Held::new();
         Ok(Self {
             model,
             adapter,
             heads: Heads { n_heads: shape.n_heads, n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim },
-            slot: slot.map_or_else(|| model.slot(None), Ok)?,
+            slot: slot.map_or_else(|| model.slot(&held), Ok)?,
+            _held: held,
             cache: (0..shape.n_layers).map(|_| empty()).collect::<Result<_>>()?,
-            rotations: rope::table(&shape.rope.frequencies(shape.head_dim), 0, device)?,
+            rotations: (rope::table(&shape.rope.frequencies(shape.head_dim), 0, device)?, Held::new()),
             work: Work::new(model, 0)?,
             head: Head::new(model, 0)?,
         })
@@ -199,18 +216,21 @@ impl<'a> Blocks<'a> {
         if n_rows > self.work.capacity() {
             self.work = Work::new(self.model, n_rows)?;
         }
-        if n_positions > self.rotations.dim(0)? {
+        if n_positions > self.rotations.0.dim(0)? {
             let n = n_positions.next_multiple_of(CACHE_STEP);
-            self.rotations = rope::table(&shape.rope.frequencies(shape.head_dim), n, device)?;
+            let held = Held::new();
+            held.admit((n * shape.head_dim * DType::F32.size_in_bytes()) as u64, device, Site::Answers)?;
+            self.rotations = (rope::table(&shape.rope.frequencies(shape.head_dim), n, device)?, held);
         }
         for layer in &mut self.cache {
-            if n_cache_rows > layer.dim(0)? {
+            if n_cache_rows > layer.0.dim(0)? {
                 let n = n_cache_rows.next_multiple_of(CACHE_STEP);
-                let grown = Tensor::zeros((n, 2 * shape.kv_dim()), self.model.dtype(), device)?;
+                let held = Held::new();
+                let grown = held.zeros((n, 2 * shape.kv_dim()), self.model.dtype(), device, Site::Cache)?;
                 if n_kept > 0 {
-                    place(&grown.narrow(0, 0, n_kept)?, &layer.narrow(0, 0, n_kept)?)?;
+                    place(&grown.narrow(0, 0, n_kept)?, &layer.0.narrow(0, 0, n_kept)?)?;
                 }
-                *layer = grown;
+                *layer = (grown, held);
             }
         }
         Ok(())
@@ -220,7 +240,8 @@ impl<'a> Blocks<'a> {
     pub(super) fn bytes(&self) -> u64 {
         let bytes = |t: &Tensor| (t.elem_count() * t.dtype().size_in_bytes()) as u64;
         let head = [&self.head.x, &self.head.norm, &self.head.logits, &self.head.rows];
-        let tensors = self.cache.iter().chain(self.work.all()).chain(head).chain([&self.rotations]);
+        let cache = self.cache.iter().map(|(layer, _)| layer);
+        let tensors = cache.chain(self.work.all()).chain(head).chain([&self.rotations.0]);
         tensors.map(bytes).sum::<u64>() + self.slot.bytes()
     }
 
@@ -255,10 +276,10 @@ impl<'a> Blocks<'a> {
         let (q_dim, kv_dim, ffn) = (shape.q_dim(), shape.kv_dim(), shape.ffn);
         self.normalise(layer, Norm::Input, work)?;
         self.linear(layer, Group::Qkv, &work.norm, &work.qkv, Write::Set)?;
-        rope(&work.qkv, &work.positions, &self.rotations, shape.n_heads + shape.n_kv_heads, false)?;
-        scatter(&self.cache[layer], &work.qkv.narrow(1, q_dim, 2 * kv_dim)?, &work.cache_rows)?;
+        rope(&work.qkv, &work.positions, &self.rotations.0, shape.n_heads + shape.n_kv_heads, false)?;
+        scatter(&self.cache[layer].0, &work.qkv.narrow(1, q_dim, 2 * kv_dim)?, &work.cache_rows)?;
         let queries = work.qkv.narrow(1, 0, q_dim)?;
-        attention_cached(&work.attention.narrow(1, 0, q_dim)?, &queries, &self.cache[layer], spans, self.heads)?;
+        attention_cached(&work.attention.narrow(1, 0, q_dim)?, &queries, &self.cache[layer].0, spans, self.heads)?;
         self.linear(layer, Group::O, &work.attention, &work.x, Write::Add)?;
 
         self.normalise(layer, Norm::PostAttention, work)?;
@@ -304,8 +325,9 @@ impl<'a> Blocks<'a> {
     /// which are ascending and past them.
     pub(super) fn copy_first_rows(&mut self, n: usize, starts: &[usize]) -> Result<()> {
         let kv = 2 * self.model.shape.kv_dim();
-        let shared = Tensor::zeros((n, kv), self.model.dtype(), self.model.device())?;
-        for layer in &self.cache {
+        let held = Held::new();
+        let shared = held.zeros((n, kv), self.model.dtype(), self.model.device(), Site::Cache)?;
+        for (layer, _) in &self.cache {
             place(&shared, &layer.narrow(0, 0, n)?)?;
             for &start in starts {
                 place(&layer.narrow(0, start, n)?, &shared)?;

@@ -1,6 +1,7 @@
 //! What can go wrong while answering.
 
-use crate::error::Explain;
+use crate::error::{Explain, FREE_MEMORY};
+use crate::ops::memory::{self, OutOfMemory};
 
 /// A prompt that cannot be answered, or a model that answers with nonsense.
 #[derive(Debug, thiserror::Error)]
@@ -18,11 +19,19 @@ pub enum Error {
     NotFinite { prompt: usize, n_generated: usize },
     #[error("the model was loaded for another adapter: rank {adapter_rank} against padding for {model_ranks:?}")]
     AdapterMismatch { adapter_rank: usize, model_ranks: [usize; 4] },
+    #[error("{}", crate::error::out_of_memory(.0))]
+    OutOfMemory(OutOfMemory),
     #[error("a tensor operation failed: {source}")]
-    Tensor {
-        #[from]
-        source: candle_core::Error,
-    },
+    Tensor { source: candle_core::Error },
+}
+
+impl From<candle_core::Error> for Error {
+    fn from(source: candle_core::Error) -> Self {
+        match memory::shortage(&source) {
+            Some(shortage) => Error::OutOfMemory(shortage),
+            None => Error::Tensor { source },
+        }
+    }
 }
 
 impl Explain for Error {
@@ -34,6 +43,7 @@ impl Explain for Error {
             Error::Option { .. } => "generate.option",
             Error::NotFinite { .. } => "generate.not_finite",
             Error::AdapterMismatch { .. } => "generate.adapter_mismatch",
+            Error::OutOfMemory(_) => "generate.out_of_memory",
             Error::Tensor { .. } => "generate.tensor",
         }
     }
@@ -48,6 +58,7 @@ impl Explain for Error {
                 "The weights are damaged or the training diverged: use an earlier checkpoint, or check the base model."
                     .into()
             }
+            Error::OutOfMemory(_) => FREE_MEMORY.into(),
             Error::AdapterMismatch { .. } | Error::Tensor { .. } => {
                 "This is a fault in Hearth; please report it with the message.".into()
             }

@@ -153,10 +153,10 @@ impl<'a> Generator<'a> {
     pub(crate) fn beside_training(
         model: &'a Model,
         adapter: &'a Adapter,
-        slot: Slot,
+        slot: Option<Slot>,
         cache_bytes: usize,
     ) -> Result<Self, Error> {
-        Self::with(model, Some(adapter), Some(slot), cache_bytes)
+        Self::with(model, Some(adapter), slot, cache_bytes)
     }
 
     fn with(

@@ -274,9 +274,9 @@ fn answers_take_the_memory_that_a_plan_foresees() {
         ("tiny-tied", BaseFormat::Nf4, 4, 100, 1 << 10),
     ] {
         let (model, adapter) = tuned(name, base);
-        let slot = model.slot(None).unwrap();
+        let slot = model.slot(&crate::ops::memory::Held::new()).unwrap();
         let of_slot = slot.bytes();
-        let mut generator = Generator::beside_training(&model, &adapter, slot, cache_bytes).unwrap();
+        let mut generator = Generator::beside_training(&model, &adapter, Some(slot), cache_bytes).unwrap();
         let prompts: Vec<Vec<u32>> = (1..=n_prompts as u32).map(|seed| prompt(n, seed)).collect();
         generator.generate(&prompts, &GenerateOptions::greedy(12, &[]), &mut go_on).unwrap();
         let asked = Asked { n_prompts, prompt_tokens: n, max_new_tokens: 12, cache_bytes };

@@ -1,5 +1,7 @@
 //! The low-rank adapter that is trained: one flat buffer, so that clipping and the optimizer are one pass over it.
 
+use std::sync::Arc;
+
 use candle_core::{Device, Result, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -7,6 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use super::group::{Group, GroupShape};
 use super::shape::ModelShape;
 use crate::config::{LoraConfig, Target};
+use crate::ops::memory::{Held, Site};
 
 /// `A` and `B` of every adapted layer, f32, in one flat tensor.
 ///
@@ -18,6 +21,8 @@ pub struct Adapter {
     groups: [GroupShape; 4],
     n_layers: usize,
     flat: Tensor,
+    /// Of `flat`, and of whatever else has this layout and was made as an adapter.
+    _held: Arc<Held>,
 }
 
 impl Adapter {
@@ -25,7 +30,10 @@ impl Adapter {
     pub fn new(shape: &ModelShape, lora: &LoraConfig, seed: u64, device: &Device) -> Result<Self> {
         let groups = GroupShape::all(shape, lora);
         let per_layer: usize = groups.iter().map(GroupShape::adapter_elements).sum();
-        let mut data = Vec::with_capacity(per_layer * shape.n_layers);
+        let n = per_layer * shape.n_layers;
+        let held = Arc::new(Held::new());
+        held.admit((n * size_of::<f32>()) as u64, device, Site::Adapter)?;
+        let mut data = Vec::with_capacity(n);
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         for _ in 0..shape.n_layers {
             for group in &groups {
@@ -34,8 +42,8 @@ impl Adapter {
                 data.resize(data.len() + group.adapter_elements() - group.rank * group.n_in, 0.0);
             }
         }
-        let n = data.len();
-        Ok(Self { lora: lora.clone(), groups, n_layers: shape.n_layers, flat: Tensor::from_vec(data, n, device)? })
+        let flat = Tensor::from_vec(data, n, device)?;
+        Ok(Self { lora: lora.clone(), groups, n_layers: shape.n_layers, flat, _held: held })
     }
 
     /// Rank, scale and targets.

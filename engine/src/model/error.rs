@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::error::Explain;
+use crate::error::{Explain, FREE_MEMORY};
+use crate::ops::memory::{self, OutOfMemory};
 
 /// Everything that makes Hearth refuse a model. Each variant names the file, tensor or key and the values.
 #[derive(Debug, thiserror::Error)]
@@ -88,11 +89,19 @@ pub enum Error {
     )]
     TokensPastEmbedding { path: PathBuf, rows: usize, n_tokens: usize, named: String },
 
+    #[error("{}", crate::error::out_of_memory(.0))]
+    OutOfMemory(OutOfMemory),
     #[error("a tensor operation failed: {source}")]
-    Tensor {
-        #[from]
-        source: candle_core::Error,
-    },
+    Tensor { source: candle_core::Error },
+}
+
+impl From<candle_core::Error> for Error {
+    fn from(source: candle_core::Error) -> Self {
+        match memory::shortage(&source) {
+            Some(shortage) => Error::OutOfMemory(shortage),
+            None => Error::Tensor { source },
+        }
+    }
 }
 
 impl Explain for Error {
@@ -124,6 +133,7 @@ impl Explain for Error {
             Error::TokenizerDamaged { .. } => "model.tokenizer_damaged",
             Error::UnsupportedTokenizer { .. } => "model.unsupported_tokenizer",
             Error::TokensPastEmbedding { .. } => "model.tokens_past_embedding",
+            Error::OutOfMemory(_) => "model.out_of_memory",
             Error::Tensor { .. } => "model.tensor",
         }
     }
@@ -195,6 +205,7 @@ impl Explain for Error {
                  (transformers: model.resize_token_embeddings(len(tokenizer)))."
                     .into()
             }
+            Error::OutOfMemory(_) => FREE_MEMORY.into(),
             Error::Tensor { .. } => "This is a fault in Hearth; please report it with the message.".into(),
         }
     }

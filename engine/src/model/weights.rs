@@ -8,10 +8,11 @@ use super::adapter::Adapter;
 use super::group::{Group, GroupShape};
 use super::shape::ModelShape;
 use super::source::ModelSource;
-use super::stream::Stream;
+use super::stream::{self, Stream};
 use crate::config::{BaseFormat, ComputeDtype, LoraConfig, Settings};
 use crate::ops::gemm::{Write, gemm};
 use crate::ops::lora::{place, project};
+use crate::ops::memory::{Held, Site};
 use crate::ops::nf4::{self, Nf4};
 use crate::ops::padded;
 use crate::ops::rows::Table;
@@ -33,6 +34,8 @@ pub struct Model {
     stream: Option<Stream>,
     device: Device,
     dtype: DType,
+    /// Of all of these.
+    _held: Held,
 }
 
 struct Layer {
@@ -113,21 +116,30 @@ impl Model {
         let Precision { base, compute, embedding_on_host, .. } = precision;
         let (shape, dtype) = (source.shape().clone(), compute.dtype());
         let groups = GroupShape::all(&shape, lora);
+        let held = Held::new();
         let read_host = |name: &str, expected: &[usize]| -> std::result::Result<Tensor, super::Error> {
             let (dims, data) = source.tensor_f32(name)?;
             debug_assert_eq!(dims, expected);
             Ok(Tensor::from_vec(data, dims, &Device::Cpu)?)
         };
         let h = shape.hidden;
-        let table = |name: &str| on_device(read_host(name, &[shape.vocab_rows, h])?, dtype, device);
+        let admit_table = |device: &Device| {
+            held.admit((shape.vocab_rows * h * dtype.size_in_bytes()) as u64, device, Site::Embeddings)
+        };
+        let table = |name: &str| {
+            admit_table(device)?;
+            on_device(read_host(name, &[shape.vocab_rows, h])?, dtype, device)
+        };
         let (embedding, head) = if shape.tied {
             let both = table("model.embed_tokens.weight")?;
             (Table::on_device(both.clone()), both)
         } else {
+            admit_table(if embedding_on_host { &Device::Cpu } else { device })?;
             let rows = read_host("model.embed_tokens.weight", &[shape.vocab_rows, h])?.to_dtype(dtype)?;
             (place_embedding(rows, embedding_on_host, device)?, table("lm_head.weight")?)
         };
         // Before the layers, and all norms in one piece: what lives on must not lie between what loading frees again.
+        held.admit(((2 * shape.n_layers + 1) * h * DType::F32.size_in_bytes()) as u64, device, Site::Norms)?;
         let mut norms = Vec::with_capacity(2 * shape.n_layers + 1);
         for i in 0..shape.n_layers {
             for norm in ["input_layernorm", "post_attention_layernorm"] {
@@ -136,19 +148,23 @@ impl Model {
         }
         norms.push(read_host("model.norm.weight", &[shape.hidden])?);
         let norms = Norms(on_device(Tensor::stack(&norms, 0)?, DType::F32, device)?);
-        let stream = Stream::new(precision.n_streamed(shape.n_layers), &groups, device)?;
+        let n_streamed = precision.n_streamed(shape.n_layers);
+        held.admit(stream::device_bytes(&groups, n_streamed) as u64, device, Site::BaseWeights)?;
+        let stream = Stream::new(n_streamed, &groups, device)?;
         let mut layers = Vec::with_capacity(shape.n_layers);
         for i in 0..shape.n_layers {
             let prefix = format!("model.layers.{i}");
             let mut linears = Vec::with_capacity(groups.len());
             for group in &groups {
+                let place = if i < n_streamed { &Device::Cpu } else { device };
+                held.admit(Linear::bytes(group, base, dtype), place, Site::BaseWeights)?;
                 linears.push(Linear::load(source, &prefix, group, (base, dtype), device)?);
             }
             send(&stream, i, &mut linears)?;
             layers.push(norms.layer(i, linears)?);
         }
-        let final_norm = norms.last()?;
-        Ok(Self { shape, groups, embedding, head, final_norm, layers, stream, device: device.clone(), dtype })
+        let (final_norm, device) = (norms.last()?, device.clone());
+        Ok(Self { shape, groups, embedding, head, final_norm, layers, stream, device, dtype, _held: held })
     }
 
     /// A decoder of random weights, for measuring speed and memory without a checkpoint. All layers hold the same values, each in
@@ -220,6 +236,7 @@ impl Model {
             stream,
             device: device.clone(),
             dtype,
+            _held: Held::new(),
         })
     }
 
@@ -252,17 +269,13 @@ impl Model {
         &self.groups[group as usize]
     }
 
-    /// A slot for this model's weights, allocated; `memory` where the plan has laid it out.
-    pub(crate) fn slot(&self, memory: Option<Tensor>) -> Result<Slot> {
+    /// A slot for this model's weights, of memory that counts as `held`.
+    pub(crate) fn slot(&self, held: &Held) -> Result<Slot> {
         if !self.layers.iter().flat_map(|l| &l.linears).any(|l| matches!(l, Linear::Nf4(_))) {
             return Ok(Slot(None));
         }
         let n = self.groups.iter().map(GroupShape::padded_elements).max().unwrap_or(0);
-        let memory = match memory {
-            Some(memory) => memory,
-            None => Tensor::zeros(n, self.dtype, &self.device)?,
-        };
-        Ok(Slot(Some(memory)))
+        Ok(Slot(Some(held.zeros(n, self.dtype, &self.device, Site::Slot)?)))
     }
 
     /// Copies the adapter into the padding of all dense weights. Must follow every change of the adapter.
@@ -392,6 +405,14 @@ fn place_group(weight: &Tensor, adapter: &Adapter, layer: usize, shape: &GroupSh
 }
 
 impl Linear {
+    /// Bytes of a group's weight in a format.
+    fn bytes(group: &GroupShape, base: BaseFormat, dtype: DType) -> u64 {
+        match base {
+            BaseFormat::F32 | BaseFormat::Half => (group.padded_elements() * dtype.size_in_bytes()) as u64,
+            BaseFormat::Nf4 => group.members.iter().map(|m| Nf4::bytes(m.outputs.len() * group.n_in) as u64).sum(),
+        }
+    }
+
     /// The same values in other memory.
     fn copy(&self) -> Result<Self> {
         Ok(match self {

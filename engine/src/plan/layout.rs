@@ -126,7 +126,7 @@ impl Layout {
 
 /// Anonymous memory a process takes beside the buffers while it trains on the processor: threads, packing panels of the matrix
 /// products, the tokenizer's tables. Measured with the `step` benchmark on SmolLM2-135M.
-const RUNTIME_BYTES: u64 = 8 << 20;
+pub(crate) const RUNTIME_BYTES: u64 = 8 << 20;
 
 /// Columns of a buffer that an adapter widens: rows of 16-bit numbers start at multiples of 16 bytes whatever the rank, as a card's
 /// attention asks.

@@ -3,6 +3,7 @@
 //! [`plan`] is pure: the same shape, data, wishes and hardware give the same [`Plan`], for a card that is not in the
 //! machine too. The bytes are those of [`layout::layout`], the function that also lays out the buffers of the step.
 
+pub mod ladder;
 pub mod layout;
 
 mod beside;

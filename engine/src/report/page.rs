@@ -168,6 +168,7 @@ fn notes(page: &mut String, history: &History) {
     for line in history.lines() {
         let text = match &line.event {
             TrainEvent::Warning { message, .. } => message.clone(),
+            TrainEvent::Rung { reason, words, .. } => format!("{reason} {words}"),
             TrainEvent::Failed { error } => format!("Fault: {} {}", error.message, error.next_step),
             TrainEvent::Exported { kind, path, proven } => {
                 let outcome = if *proven { "proven" } else { "not proven" };

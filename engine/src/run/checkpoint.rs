@@ -17,6 +17,7 @@ use sha2::{Digest, Sha256};
 use super::durable::{self, faults};
 use super::error::Error;
 use crate::event::FinishReason;
+use crate::plan::ladder::Rung;
 
 /// Adapter weights, in PEFT's names.
 pub(crate) const ADAPTER: &str = "adapter.safetensors";
@@ -45,6 +46,9 @@ pub struct State {
     pub n_not_improved: usize,
     /// Set where no further step follows.
     pub ended: Option<FinishReason>,
+    /// How the step is computed since memory ran out; as the settings say where it never did.
+    #[serde(default)]
+    pub rung: Option<Rung>,
 }
 
 /// The step with the lowest evaluation loss.
@@ -60,7 +64,17 @@ pub struct Best {
 impl State {
     /// Before the first step.
     pub fn new(seed: u64) -> Self {
-        Self { step: 0, epoch: 0, position: 0, seed, optimizer_steps: 0, best: None, n_not_improved: 0, ended: None }
+        Self {
+            step: 0,
+            epoch: 0,
+            position: 0,
+            seed,
+            optimizer_steps: 0,
+            best: None,
+            n_not_improved: 0,
+            ended: None,
+            rung: None,
+        }
     }
 }
 
@@ -204,8 +218,7 @@ impl Checkpoints {
 
     fn tensors(&self, step: usize, name: &str, device: &Device) -> Result<HashMap<String, Tensor>, Error> {
         let path = self.path(step).join(name);
-        candle_core::safetensors::load(&path, device)
-            .map_err(|e| Error::Damaged { path: path.clone(), reason: e.to_string() })
+        candle_core::safetensors::load(&path, device).map_err(|e| Error::reading(&path, e))
     }
 
     fn read_state(&self, step: usize) -> Result<(State, Vec<FileMark>), Error> {
@@ -349,6 +362,15 @@ mod tests {
             best: Some(Best { step: 2, loss: 0.1 + 0.2 }),
             n_not_improved: 1,
             ended: Some(FinishReason::EarlyStopped),
+            rung: Some(Rung {
+                micro_batch: 1,
+                accumulation: 8,
+                head_rows: 64,
+                recompute: crate::config::Recompute::C1,
+                n_layers_eased: 2,
+                mlp_rows: Some(256),
+                offload_inputs: false,
+            }),
         };
         let (adapter, optimizer) = tensors(3);
         let bytes = checkpoints.save(&state, adapter, optimizer).unwrap();
@@ -356,6 +378,19 @@ mod tests {
         let optimizer = checkpoints.optimizer(3, &Device::Cpu).unwrap();
         assert_eq!(optimizer["v"].to_vec1::<f32>().unwrap(), [3.0; 3]);
         assert_eq!(bytes, folder_bytes(&checkpoints.path(3)).unwrap());
+    }
+
+    #[test]
+    fn a_checkpoint_from_before_there_was_a_ladder_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(folder.path());
+        save(&checkpoints, 4).unwrap();
+        let path = checkpoints.path(4).join(STATE);
+        let text = fs::read_to_string(&path).unwrap();
+        let older: String = text.lines().filter(|line| !line.contains("\"rung\"")).collect();
+        assert!(older.len() < text.len());
+        fs::write(&path, older).unwrap();
+        assert_eq!(checkpoints.verify(4).unwrap(), State { step: 4, ..State::new(5) });
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::error::Explain;
+use crate::error::{Explain, out_of_memory};
+use crate::ops::memory::{self, OutOfMemory};
 use crate::{data, format, generate, model, plan, step};
 
 /// A run could not be started, continued or kept.
@@ -34,6 +35,12 @@ pub enum Error {
     Damaged { path: PathBuf, reason: String },
     #[error("the {what} is {} in step {step}, micro-batch {micro_batch}{}", format::number(*value, 4), last_good(checkpoint))]
     NotFinite { what: &'static str, value: f64, step: usize, micro_batch: usize, checkpoint: Option<usize> },
+    #[error(
+        "no memory for {doing}, with as little of it as this run can do with: {}{}",
+        out_of_memory(shortage),
+        last_good(checkpoint)
+    )]
+    OutOfMemory { doing: &'static str, shortage: OutOfMemory, checkpoint: Option<usize> },
     #[error("the background process of run {id} ended before it took the run up{}", log_tail(tail))]
     DidNotStart { id: String, tail: String },
     #[error(transparent)]
@@ -91,6 +98,24 @@ fn log_tail(tail: &str) -> String {
 }
 
 impl Error {
+    /// The lack of memory that it is, if it is one for which less has not been tried yet.
+    pub(crate) fn shortage(&self) -> Option<&OutOfMemory> {
+        match self {
+            Error::Model(model::Error::OutOfMemory(shortage))
+            | Error::Step(step::Error::OutOfMemory(shortage))
+            | Error::Generate(generate::Error::OutOfMemory(shortage)) => Some(shortage),
+            _ => None,
+        }
+    }
+
+    /// Tells a lack of memory from a file that is not what was written.
+    pub(crate) fn reading(path: &Path, source: candle_core::Error) -> Self {
+        match memory::shortage(&source) {
+            Some(shortage) => Error::Model(model::Error::OutOfMemory(shortage)),
+            None => Error::Damaged { path: path.into(), reason: source.to_string() },
+        }
+    }
+
     /// Tells a full disk from other faults of reading and writing.
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
         match source.kind() {
@@ -115,6 +140,7 @@ impl Explain for Error {
             Error::InputChanged { .. } => "run.input_changed",
             Error::Damaged { .. } => "run.damaged",
             Error::NotFinite { .. } => "run.not_finite",
+            Error::OutOfMemory { .. } => "run.out_of_memory",
             Error::DidNotStart { .. } => "run.did_not_start",
             Error::Data(e) => e.code(),
             Error::Model(e) => e.code(),
@@ -156,6 +182,11 @@ impl Explain for Error {
             Error::NotFinite { .. } => {
                 "Lower the learning rate (a third of it is a good first try) or lengthen the warm-up, and start again \
                  from the last checkpoint or anew."
+                    .into()
+            }
+            Error::OutOfMemory { .. } => {
+                "Close other programs that use this memory and take the run up with `hearth resume`, or start a new run \
+                 with a shorter length, a lower rank or a smaller model."
                     .into()
             }
             Error::DidNotStart { .. } => "Start it without --detach to see what happens.".into(),

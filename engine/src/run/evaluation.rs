@@ -2,26 +2,6 @@
 
 use super::checkpoint::{Best, State};
 use crate::config::Settings;
-use crate::data::Sample;
-
-/// Held-out examples in micro-batches no larger than the buffers: in the file's order, filled one after the other. The
-/// same groups every time, so two evaluations differ only by the adapter.
-pub(crate) fn groups(samples: &[Sample], settings: &Settings) -> Vec<Vec<usize>> {
-    let mut groups: Vec<Vec<usize>> = Vec::new();
-    let mut n_tokens = 0;
-    for (i, sample) in samples.iter().enumerate() {
-        let n = sample.input_ids.len();
-        match groups.last_mut() {
-            Some(group) if n_tokens + n <= settings.max_tokens() => group.push(i),
-            _ => {
-                groups.push(vec![i]);
-                n_tokens = 0;
-            }
-        }
-        n_tokens += n;
-    }
-    groups
-}
 
 /// True where the evaluation after `step` steps is due. The last step is always evaluated.
 pub(crate) fn is_due(step: usize, settings: &Settings) -> bool {

@@ -230,6 +230,7 @@ fn step_of(event: &TrainEvent) -> Option<usize> {
         TrainEvent::Step { step, .. }
         | TrainEvent::Evaluation { step, .. }
         | TrainEvent::Sample { step, .. }
+        | TrainEvent::Rung { step, .. }
         | TrainEvent::Checkpoint { step, .. } => Some(*step),
         _ => None,
     }

@@ -6,23 +6,51 @@ use candle_core::{Device, Tensor};
 
 use super::checkpoint::Tensors;
 use super::error::Error;
-use crate::config::Target;
+use crate::config::{Settings, Target};
 use crate::data::Batch;
 use crate::model::Adapter;
+use crate::ops::memory::{Held, Site};
+use crate::plan::{
+    self,
+    ladder::{Rung, next_rung},
+};
 use crate::step::Trainer;
+
+/// Where a batch stands in its step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    /// Supervised tokens of the whole step.
+    pub(crate) n_supervised_step: usize,
+    /// Of the micro-batch that it is a part of, or all of.
+    pub(crate) dropout_seed: u64,
+    /// Row of that micro-batch which its first row is.
+    pub(crate) first_row: usize,
+}
 
 /// What the loop asks of whatever it trains. The state it can save and restore is all that the next step depends on.
 pub(crate) trait Learner {
+    /// Makes what a step needs for `settings`, after giving back what there is. Fails without memory and is not ready then.
+    fn allocate(&mut self, settings: &Settings) -> Result<(), Error>;
+    /// Gives back what [`Self::allocate`] made. Everything that can be saved stays, and so do the gradients.
+    fn release(&mut self) -> Result<(), Error>;
+    /// Whether a step can be taken.
+    fn is_ready(&self) -> bool;
+    /// Forgets the gradients since the last optimizer step.
+    fn forget(&mut self) -> Result<(), Error>;
+    /// The next rung below `settings`.
+    fn less(&self, settings: &Settings) -> Option<Rung>;
+    /// Planned peak with what there is.
+    fn planned_bytes(&self) -> u64;
     /// Forward and backward; gradients add up until the optimizer step. Returns the summed negative log-likelihood.
-    fn micro_batch(&mut self, batch: &Batch, n_supervised_step: usize, dropout_seed: u64) -> Result<f64, Error>;
+    fn micro_batch(&mut self, batch: &Batch, part: Part) -> Result<f64, Error>;
     /// Summed negative log-likelihood without a gradient.
     fn evaluate(&mut self, batch: &Batch) -> Result<f64, Error>;
-    /// Clips, updates, forgets the gradients; returns the gradient norm before clipping.
+    /// Clips, updates, forgets the gradients; returns the gradient norm before clipping. Nothing is updated where it lacks memory.
     fn optimizer_step(&mut self, learning_rate: f64) -> Result<f64, Error>;
-    /// Adapter weights by name.
-    fn adapter(&self) -> Result<Tensors, Error>;
-    /// Optimizer state by name.
-    fn optimizer(&self) -> Tensors;
+    /// Adapter weights by name, copies that count as `held`.
+    fn adapter(&self, held: &Held) -> Result<Tensors, Error>;
+    /// Optimizer state by name; what its writing will copy counts as `held`.
+    fn optimizer(&self, held: &Held) -> Result<Tensors, Error>;
     /// Updates made so far.
     fn optimizer_steps(&self) -> usize;
     /// Puts a saved state in place of this one.
@@ -73,14 +101,39 @@ pub(crate) fn set_adapter(adapter: &mut Adapter, saved: &HashMap<String, Tensor>
         };
         let a = half(&a_name, adapter.a(layer, target))?;
         let b = half(&b_name, adapter.b(layer, target))?;
-        adapter.set(layer, target, &a, &b).map_err(|e| damaged(e.to_string()))?;
+        adapter.set(layer, target, &a, &b).map_err(|e| Error::reading(super::checkpoint::ADAPTER.as_ref(), e))?;
     }
     Ok(())
 }
 
 impl Learner for Trainer {
-    fn micro_batch(&mut self, batch: &Batch, n_supervised_step: usize, dropout_seed: u64) -> Result<f64, Error> {
-        Ok(Trainer::micro_batch(self, batch, n_supervised_step, dropout_seed)?)
+    fn allocate(&mut self, settings: &Settings) -> Result<(), Error> {
+        Ok(Trainer::allocate(self, settings)?)
+    }
+
+    fn release(&mut self) -> Result<(), Error> {
+        Ok(Trainer::release(self)?)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.has_buffers()
+    }
+
+    fn forget(&mut self) -> Result<(), Error> {
+        Ok(self.clear_gradients()?)
+    }
+
+    fn less(&self, settings: &Settings) -> Option<Rung> {
+        next_rung(&self.model().shape, settings)
+    }
+
+    fn planned_bytes(&self) -> u64 {
+        plan::planned_bytes(&self.model().shape, self.settings())
+    }
+
+    fn micro_batch(&mut self, batch: &Batch, part: Part) -> Result<f64, Error> {
+        let Part { n_supervised_step, dropout_seed, first_row } = part;
+        Ok(self.part_of_micro_batch(batch, first_row, n_supervised_step, dropout_seed)?)
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<f64, Error> {
@@ -91,12 +144,21 @@ impl Learner for Trainer {
         Ok(Trainer::optimizer_step(self, learning_rate)?.grad_norm)
     }
 
-    fn adapter(&self) -> Result<Tensors, Error> {
-        adapter_tensors(Trainer::adapter(self)).map_err(|e| Error::Model(e.into()))
+    fn adapter(&self, held: &Held) -> Result<Tensors, Error> {
+        let adapter = Trainer::adapter(self);
+        let copy = || {
+            held.admit((adapter.n_params() * size_of::<f32>()) as u64, &Device::Cpu, Site::Checkpoint)?;
+            adapter_tensors(adapter)
+        };
+        copy().map_err(|e| Error::Model(e.into()))
     }
 
-    fn optimizer(&self) -> Tensors {
-        self.optimizer_tensors()
+    fn optimizer(&self, held: &Held) -> Result<Tensors, Error> {
+        let tensors = self.optimizer_tensors();
+        // They are written one after the other, each from a copy.
+        let largest_bytes = tensors.iter().map(|(_, t)| t.elem_count() * t.dtype().size_in_bytes()).max().unwrap_or(0);
+        held.admit(largest_bytes as u64, &Device::Cpu, Site::Checkpoint).map_err(|e| Error::Model(e.into()))?;
+        Ok(tensors)
     }
 
     fn optimizer_steps(&self) -> usize {

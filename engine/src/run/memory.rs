@@ -4,6 +4,7 @@ use candle_core::Device;
 
 use crate::event::{MemoryReading, PoolReading};
 use crate::hardware::{self, TrainOn};
+use crate::ops::memory;
 use crate::plan::CUDA_CONTEXT_BYTES;
 
 /// Measures the memory a run takes of its device.
@@ -33,6 +34,11 @@ impl MemoryMeter {
     /// What the plan foresees, once the buffers say it to the byte.
     pub fn set_planned(&mut self, planned_bytes: u64) {
         self.planned_bytes = planned_bytes;
+    }
+
+    /// Bytes that the run will ask for again although it does not hold them now.
+    pub(crate) fn returning_bytes(&self) -> u64 {
+        memory::returning_bytes(&self.device)
     }
 
     /// Says that all libraries a step needs are loaded: what grows beside the pool from here on is other programs'.

@@ -9,6 +9,7 @@
 //! A run is begun by [`create`] or [`train`] and taken up, as often as needed, by [`resume`]; both go the same way from
 //! the run folder on. Nothing else writes into a run folder.
 
+mod alarm;
 mod checkpoint;
 mod control;
 mod cursor;

@@ -3,26 +3,30 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use candle_core::Device;
+
+use super::alarm::Alarm;
 use super::checkpoint::{Checkpoints, State};
 use super::control::Control;
 use super::error::Error;
 use super::events::{Events, Notice, now_ms};
 use super::learner::{Learner, set_adapter};
 use super::lock::RunLock;
-use super::memory::{self, MemoryMeter};
+use super::memory::{MemoryMeter, card_uuids, make_device};
 use super::output;
 use super::prepare::{Opened, Prepared, Samples, check_unchanged, prepare};
 use super::store::{RunFolder, RunRecord};
 use super::training::{Answer, Outcome, Training};
-use crate::config::{FORMAT_VERSION, RunConfig};
+use crate::config::{FORMAT_VERSION, RunConfig, Settings};
 use crate::data::Sample;
 use crate::error::Explain;
 use crate::event::{FinishReason, TrainEvent};
 use crate::format;
 use crate::generate::{GenerateOptions, Generator};
-use crate::hardware::{self, Hardware};
+use crate::hardware::{self, Hardware, TrainOn};
 use crate::model::{Adapter, Model, ModelSource};
-use crate::plan;
+use crate::ops::memory::{self, Held, Site};
+use crate::plan::{self, layout::RUNTIME_BYTES};
 use crate::step::{self, Trainer};
 
 /// Name of the file with the rows that are left out or cut.
@@ -196,25 +200,32 @@ fn run(
 ) -> Result<Outcome, Error> {
     let settings = &record.resolved;
     report_rows(folder, &opened, &samples, record, events)?;
-    let (device, context_bytes) = memory::make_device(settings.train_on, || step::device(settings.train_on))?;
-    let card = hardware::watch(settings.train_on, memory::card_uuids(&device));
+    let (device, context_bytes) = make_device(settings.train_on, || step::device(settings.train_on))?;
+    let card = hardware::watch(settings.train_on, card_uuids(&device));
+    let beside = RUNTIME_BYTES + if settings.train_on == TrainOn::Card { plan::CARD_OVERHEAD_BYTES } else { 0 };
+    let _limit = record.given.memory_limit_bytes.map(|bytes| memory::limit(bytes, beside, &device));
 
     events.phase("load_model")?;
-    let mut memory = MemoryMeter::start(&device, planned_bytes, context_bytes);
-    let model = Model::load(&opened.source, &settings.lora, settings.into(), &device)?;
-    let adapter =
-        Adapter::new(&model.shape, &settings.lora, settings.seed, &device).map_err(|e| Error::Model(e.into()))?;
-    events.phase("allocate")?;
-    let mut trainer = Trainer::new(model, adapter, settings)?;
-    memory.set_planned(plan::planned_bytes(&trainer.model().shape, settings));
-
+    let memory = MemoryMeter::start(&device, planned_bytes, context_bytes);
     let checkpoints = folder.checkpoints();
     let saved_step = state.as_ref().map(|s| s.step);
-    if let Some(state) = &state {
-        let adapter = checkpoints.adapter(state.step, &device)?;
-        let optimizer = checkpoints.optimizer(state.step, &device)?;
-        trainer.restore(&adapter, &optimizer, state.optimizer_steps)?;
-    }
+    let load = || load(&opened, settings, state.as_ref(), &checkpoints, &device);
+    let mut trainer = match load() {
+        Err(error) if error.shortage().is_some() => {
+            // Nothing of what is loaded can be had smaller, but whoever holds the memory may be about to give it back.
+            events.warn("run.memory_retried", format!("{error}. What could be freed is, and it is tried again."))?;
+            memory::free_caches(&device).map_err(step::Error::from)?;
+            load().map_err(|error| match error.shortage() {
+                Some(shortage) => {
+                    let shortage = shortage.clone();
+                    Error::OutOfMemory { doing: "the model and its adapter", shortage, checkpoint: saved_step }
+                }
+                None => error,
+            })?
+        }
+        other => other?,
+    };
+    events.phase("allocate")?;
     let state = state.unwrap_or_else(|| State::new(settings.seed));
 
     let reserve_bytes = folder.plan()?.disk.checkpoint_bytes;
@@ -232,12 +243,37 @@ fn run(
         control: Control::new(folder.path()),
         memory,
         card,
+        alarm: Alarm::default(),
+        fitting: settings.clone(),
+        has_retried: false,
         state,
         saved_step,
         reserve_bytes,
         has_reserve,
     }
     .run()
+}
+
+/// All that outlives a step, as the checkpoint of `state` left it.
+fn load(
+    opened: &Opened,
+    settings: &Settings,
+    state: Option<&State>,
+    checkpoints: &Checkpoints,
+    device: &Device,
+) -> Result<Trainer, Error> {
+    let model = Model::load(&opened.source, &settings.lora, settings.into(), device)?;
+    let adapter =
+        Adapter::new(&model.shape, &settings.lora, settings.seed, device).map_err(|e| Error::Model(e.into()))?;
+    let mut trainer = Trainer::without_buffers(model, adapter, settings)?;
+    if let Some(state) = state {
+        let held = Held::new();
+        held.admit(trainer.saved_bytes(), device, Site::Restored).map_err(step::Error::from)?;
+        let adapter = checkpoints.adapter(state.step, device)?;
+        let optimizer = checkpoints.optimizer(state.step, device)?;
+        trainer.restore(&adapter, &optimizer, state.optimizer_steps)?;
+    }
+    Ok(trainer)
 }
 
 /// Keeps the list of rows that are not trained as they stand with the run, and says so once.

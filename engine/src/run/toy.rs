@@ -7,12 +7,18 @@ use candle_core::{Device, Tensor};
 
 use super::checkpoint::Tensors;
 use super::error::Error;
-use super::learner::Learner;
+use super::learner::{Learner, Part};
+use crate::config::Settings;
 use crate::data::Batch;
+use crate::model::ModelShape;
+use crate::model::shape::Rope;
+use crate::ops::memory::{Held, Site};
+use crate::plan::ladder::{Rung, next_rung};
+use crate::step;
 
 const N: usize = 16;
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub(crate) struct Toy {
     weights: [f32; N],
     moments: [f32; N],
@@ -25,6 +31,12 @@ pub(crate) struct Toy {
     pub(crate) nan_at: Option<usize>,
     /// Called before each micro-batch with its number over the whole life of this learner.
     pub(crate) n_micro_batches: usize,
+    /// What a step holds, and the tokens it is for.
+    buffers: Option<(Held, usize)>,
+    /// Documents of every step that was completed, in their order.
+    pub(crate) steps: Vec<Vec<Vec<u32>>>,
+    /// Those of the step that is under way.
+    documents: Vec<Vec<u32>>,
 }
 
 impl Toy {
@@ -39,6 +51,9 @@ impl Toy {
             n_evaluations: 0,
             nan_at: None,
             n_micro_batches: 0,
+            buffers: None,
+            steps: Vec::new(),
+            documents: Vec::new(),
         }
     }
 
@@ -47,24 +62,85 @@ impl Toy {
     }
 }
 
+/// Asks the gate for some memory, as the real learner does there.
+fn admit(held: &Held, n: usize, site: Site) -> Result<(), Error> {
+    held.admit(4 * n as u64, &Device::Cpu, site).map_err(|e| Error::Step(step::Error::from(e)))
+}
+
 impl Learner for Toy {
-    fn micro_batch(&mut self, batch: &Batch, n_supervised_step: usize, dropout_seed: u64) -> Result<f64, Error> {
+    fn allocate(&mut self, settings: &Settings) -> Result<(), Error> {
+        self.buffers = None;
+        let held = Held::new();
+        admit(&held, settings.max_tokens(), Site::Kept)?;
+        admit(&held, settings.head_rows, Site::Workspace)?;
+        self.buffers = Some((held, settings.max_tokens()));
+        Ok(())
+    }
+
+    fn release(&mut self) -> Result<(), Error> {
+        self.buffers = None;
+        Ok(())
+    }
+
+    fn is_ready(&self) -> bool {
+        self.buffers.is_some()
+    }
+
+    fn forget(&mut self) -> Result<(), Error> {
+        self.gradients = [0.0; N];
+        self.documents.clear();
+        Ok(())
+    }
+
+    fn less(&self, settings: &Settings) -> Option<Rung> {
+        let shape = ModelShape {
+            family: "llama".into(),
+            hidden: 16,
+            n_layers: 3,
+            n_heads: 2,
+            n_kv_heads: 1,
+            head_dim: 8,
+            ffn: 32,
+            vocab_rows: 97,
+            rms_eps: 1e-5,
+            rope: Rope { theta: 10_000.0, scaling: None },
+            tied: true,
+            max_positions: 64,
+        };
+        next_rung(&shape, settings)
+    }
+
+    fn planned_bytes(&self) -> u64 {
+        0
+    }
+
+    fn micro_batch(&mut self, batch: &Batch, part: Part) -> Result<f64, Error> {
+        let Part { n_supervised_step, dropout_seed, first_row } = part;
         self.n_micro_batches += 1;
+        let max_tokens = self.buffers.as_ref().expect("a step has its buffers").1;
+        assert!(batch.n_tokens() <= max_tokens, "{} tokens for {max_tokens}", batch.n_tokens());
+        for bounds in batch.cu_seqlens.windows(2) {
+            self.documents.push(batch.input_ids[bounds[0] as usize..bounds[1] as usize].to_vec());
+        }
         if self.nan_at == Some(self.n_steps) {
             return Ok(f64::NAN);
         }
         let mut nll = 0.0;
         for (&row, &label) in batch.rows.iter().zip(&batch.labels) {
             let input = batch.input_ids[row as usize] as usize % N;
-            let dropped = (dropout_seed >> (row % 60)) & 1 == 0;
+            let dropped = (dropout_seed >> ((first_row + row as usize) % 60)) & 1 == 0;
             let error = self.weights[input] - (label as f32 * 0.11).cos();
             self.gradients[input] += if dropped { 0.5 } else { 1.0 } * error / n_supervised_step as f32;
             nll += f64::from(error * error);
         }
+        // The gradients are there, and then there is no memory for what comes back.
+        admit(&Held::new(), batch.n_tokens(), Site::Losses)?;
         Ok(nll)
     }
 
-    fn evaluate(&mut self, _: &Batch) -> Result<f64, Error> {
+    fn evaluate(&mut self, batch: &Batch) -> Result<f64, Error> {
+        assert!(self.buffers.is_some());
+        admit(&Held::new(), batch.n_tokens(), Site::Losses)?;
         // The numbers wanted by the test, and after them the weights themselves.
         let wanted = self.evaluations.get(self.n_evaluations).copied();
         self.n_evaluations += 1;
@@ -72,7 +148,9 @@ impl Learner for Toy {
     }
 
     fn optimizer_step(&mut self, learning_rate: f64) -> Result<f64, Error> {
+        admit(&Held::new(), 1, Site::GradientNorm)?;
         self.n_steps += 1;
+        self.steps.push(std::mem::take(&mut self.documents));
         let correction = 1.0 - 0.9f32.powi(self.n_steps as i32);
         let norm = self.gradients.iter().map(|g| g * g).sum::<f32>().sqrt();
         for i in 0..N {
@@ -83,12 +161,14 @@ impl Learner for Toy {
         Ok(f64::from(norm))
     }
 
-    fn adapter(&self) -> Result<Tensors, Error> {
+    fn adapter(&self, held: &Held) -> Result<Tensors, Error> {
+        admit(held, N, Site::Checkpoint)?;
         Ok(vec![("weights".into(), Tensor::new(&self.weights, &Device::Cpu).unwrap())])
     }
 
-    fn optimizer(&self) -> Tensors {
-        vec![("moments".into(), Tensor::new(&self.moments, &Device::Cpu).unwrap())]
+    fn optimizer(&self, held: &Held) -> Result<Tensors, Error> {
+        admit(held, N, Site::Checkpoint)?;
+        Ok(vec![("moments".into(), Tensor::new(&self.moments, &Device::Cpu).unwrap())])
     }
 
     fn optimizer_steps(&self) -> usize {

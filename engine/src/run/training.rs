@@ -2,24 +2,32 @@
 //!
 //! What a step computes depends on the settings, the data and the step's index alone, never on time, so a run that was
 //! killed and taken up again makes the same adapter, bit for bit.
+//!
+//! Where memory runs out, what was begun is given up and taken again with less ([`crate::plan::ladder`]): the micro-batches stay those
+//! of the settings and are only computed in parts, so that the sequences of a step, their weight in its loss and their dropout are
+//! the same on every rung.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use super::alarm::Alarm;
 use super::checkpoint::{Checkpoints, State};
 use super::control::Control;
 use super::cursor::Cursor;
 use super::error::Error;
 use super::eta::Eta;
 use super::events::Events;
-use super::learner::Learner;
+use super::learner::{Learner, Part};
 use super::memory::MemoryMeter;
 use super::schedule::{Schedule, dropout_seed};
 use super::{evaluation, interrupt};
 use crate::config::Settings;
 use crate::data::{self, Sample};
+use crate::error::out_of_memory;
 use crate::event::{FinishReason, TrainEvent};
 use crate::hardware::CardWatch;
+use crate::ops::memory::Held;
+use crate::plan::ladder::Rung;
 
 /// How often a paused run looks whether it may go on.
 const PAUSE_POLL: Duration = Duration::from_millis(100);
@@ -64,6 +72,19 @@ enum Wish {
     Interrupt,
 }
 
+/// What came of a step.
+enum Attempt {
+    Done(Done),
+    /// Somebody wants an end. The gradients so far are given up; the step is taken again from its start by whoever takes the run up.
+    Asked(Wish),
+}
+
+struct Done {
+    nll: f64,
+    grad_norm: f64,
+    seconds: f64,
+}
+
 /// A run being trained.
 pub(crate) struct Training<'a, 'e, L: Learner> {
     pub(crate) settings: &'a Settings,
@@ -77,7 +98,12 @@ pub(crate) struct Training<'a, 'e, L: Learner> {
     pub(crate) memory: MemoryMeter,
     /// Where the run trains on a card.
     pub(crate) card: Option<CardWatch>,
+    pub(crate) alarm: Alarm,
     pub(crate) state: State,
+    /// `settings` on the rung of `state`: how the step is computed.
+    pub(crate) fitting: Settings,
+    /// True between a lack of memory and the next whole step: the next lack takes a rung.
+    pub(crate) has_retried: bool,
     /// The checkpoint `state` was read from.
     pub(crate) saved_step: Option<usize>,
     /// Disk space to keep set aside for one checkpoint.
@@ -93,38 +119,34 @@ impl<L: Learner> Training<'_, '_, L> {
         let mut cursor = Cursor::at(self.train, self.settings, self.state.epoch, self.state.position);
         let mut eta = Eta::default();
         let mut last_saved = Instant::now();
+        if let Some(rung) = self.state.rung {
+            let changes = Rung::of(self.settings).changes(rung);
+            self.fitting = rung.apply(self.settings);
+            self.events
+                .warn("run.on_rung", format!("Memory ran out earlier in this run. It goes on with {changes}."))?;
+        }
         if self.state.ended.is_none() && self.state.step < self.settings.n_steps {
             self.events.phase("train")?;
         }
         while self.state.ended.is_none() && self.state.step < self.settings.n_steps {
-            let step = self.state.step;
-            let micro_batches: Vec<_> = cursor.next_step().iter().map(|m| data::batch(self.train, m)).collect();
-            let n_tokens = micro_batches.iter().map(|b| b.n_tokens()).sum();
-            let n_supervised_tokens: usize = micro_batches.iter().map(|b| b.n_supervised()).sum();
-            let started = Instant::now();
-            let mut paused = Duration::ZERO;
-            let mut nll = 0.0;
-            for (i, batch) in micro_batches.iter().enumerate() {
-                if let Some(wish) = self.obey(&mut paused)? {
-                    // The gradients of this step so far are given up; the step is taken again from its start.
-                    return self.stop(wish);
+            let micro_batches = cursor.next_step();
+            let whole = micro_batches.iter().map(|documents| data::batch(self.train, documents));
+            let (n_tokens, n_supervised_tokens) =
+                whole.fold((0, 0), |(n, supervised), b| (n + b.n_tokens(), supervised + b.n_supervised()));
+            let learning_rate = schedule.learning_rate(self.state.step);
+            let Done { nll, grad_norm, seconds } = loop {
+                match self.step(&micro_batches, n_supervised_tokens, learning_rate) {
+                    Ok(Attempt::Done(done)) => break done,
+                    Ok(Attempt::Asked(wish)) => return self.stop(wish),
+                    Err(error) => self.make_room("a step", error).map_err(|error| self.ending(error))?,
                 }
-                let part =
-                    self.learner.micro_batch(batch, n_supervised_tokens, dropout_seed(self.settings.seed, step, i))?;
-                self.check_finite("loss", part, i)?;
-                nll += part;
-                self.memory.read();
-            }
-            let learning_rate = schedule.learning_rate(step);
-            let grad_norm = self.learner.optimizer_step(learning_rate)?;
-            // Of what such an update left in memory nothing is kept: the run ends, and checkpoints are of earlier steps.
-            self.check_finite("gradient norm", grad_norm, micro_batches.len().saturating_sub(1))?;
+            };
+            self.has_retried = false;
 
             self.state.step += 1;
             self.state.epoch = cursor.epoch();
             self.state.position = cursor.position();
             self.state.optimizer_steps = self.learner.optimizer_steps();
-            let seconds = (started.elapsed() - paused).as_secs_f64();
             eta.step(n_tokens, seconds);
             let n_left = self.settings.n_steps - self.state.step;
             let memory = self.memory.read();
@@ -144,8 +166,15 @@ impl<L: Learner> Training<'_, '_, L> {
                 step_ms: seconds * 1000.0,
                 eta_s: eta.seconds(cursor.tokens_ahead(n_left), self.evaluations_left()),
                 memory,
-                card,
+                card: card.clone(),
             })?;
+
+            if let Some(reading) = card {
+                let ms_per_token = seconds * 1000.0 / n_tokens.max(1) as f64;
+                for (code, message) in self.alarm.after_step(&reading, self.memory.returning_bytes(), ms_per_token) {
+                    self.events.warn(code, message)?;
+                }
+            }
 
             let mut is_best = false;
             if !self.held_out.is_empty() && evaluation::is_due(self.state.step, self.settings) {
@@ -165,17 +194,116 @@ impl<L: Learner> Training<'_, '_, L> {
                 || every_steps.is_some_and(|n| self.state.step.is_multiple_of(n))
                 || last_saved.elapsed().as_secs() >= self.settings.checkpoints.every_seconds
             {
-                self.save()?;
+                match self.save_between_steps() {
+                    // At the end of the run it is tried once more, and is a fault then.
+                    Err(Error::OutOfMemory { shortage, .. }) => {
+                        let message = format!(
+                            "No checkpoint was made after step {}: {}. The next one is tried in its turn; until then the last \
+                             one is all that is safe. Close other programs that use memory.",
+                            self.state.step,
+                            out_of_memory(&shortage)
+                        );
+                        self.events.warn("run.checkpoint_skipped", message)?;
+                    }
+                    other => other?,
+                }
                 last_saved = Instant::now();
             }
         }
         self.finish()
     }
 
+    /// One optimizer step, from its first micro-batch on. Those that are too large for the buffers go through them in parts.
+    fn step(
+        &mut self,
+        micro_batches: &[Vec<usize>],
+        n_supervised_step: usize,
+        learning_rate: f64,
+    ) -> Result<Attempt, Error> {
+        self.ready()?;
+        let started = Instant::now();
+        let mut paused = Duration::ZERO;
+        let mut nll = 0.0;
+        for (i, documents) in micro_batches.iter().enumerate() {
+            if let Some(wish) = self.obey(&mut paused)? {
+                return Ok(Attempt::Asked(wish));
+            }
+            let dropout_seed = dropout_seed(self.settings.seed, self.state.step, i);
+            let mut first_row = 0;
+            for documents in data::runs(self.train, documents, self.fitting.max_tokens()) {
+                let batch = data::batch(self.train, documents);
+                let part = Part { n_supervised_step, dropout_seed, first_row };
+                let part_nll = self.learner.micro_batch(&batch, part)?;
+                self.check_finite("loss", part_nll, i)?;
+                nll += part_nll;
+                first_row += batch.n_tokens();
+                self.memory.read();
+            }
+        }
+        let grad_norm = self.learner.optimizer_step(learning_rate)?;
+        // Of what such an update left in memory nothing is kept: the run ends, and checkpoints are of earlier steps.
+        self.check_finite("gradient norm", grad_norm, micro_batches.len().saturating_sub(1))?;
+        let seconds = (started.elapsed() - paused).as_secs_f64();
+        Ok(Attempt::Done(Done { nll, grad_norm, seconds }))
+    }
+
+    /// The step has its buffers from here on: fewer where there is no memory for all of them.
+    fn ready(&mut self) -> Result<(), Error> {
+        while !self.learner.is_ready() {
+            match self.learner.allocate(&self.fitting) {
+                Ok(()) => self.memory.set_planned(self.learner.planned_bytes()),
+                Err(error) => self.make_room("the step's buffers", error)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// After a lack of memory: gives up the gradients of the step that was begun and the step's buffers. What was tried may be tried
+    /// again, the first time with what could be freed, from the second time on a rung further down. Adapter and optimizer stay as the
+    /// last whole step left them. Fails with [`Error::OutOfMemory`] below the last rung, and with any other error as it is.
+    fn make_room(&mut self, doing: &'static str, error: Error) -> Result<(), Error> {
+        let Some(shortage) = error.shortage().cloned() else { return Err(error) };
+        self.learner.forget()?;
+        self.learner.release()?;
+        let reason = format!("Memory ran out after step {}: {}.", self.state.step, out_of_memory(&shortage));
+        if !self.has_retried {
+            self.has_retried = true;
+            return self
+                .events
+                .warn("run.memory_retried", format!("{reason} What could be freed is, and it is tried again."));
+        }
+        let from = Rung::of(&self.fitting);
+        let Some(to) = self.learner.less(&self.fitting) else {
+            return Err(Error::OutOfMemory { doing, shortage, checkpoint: self.saved_step });
+        };
+        let words = format!(
+            "From here on: {}. The sequences of a step, their order and all that is learned stay the same; only the time changes.",
+            from.changes(to)
+        );
+        self.events.emit(TrainEvent::Rung { step: self.state.step, reason, words, from, to })?;
+        self.fitting = to.apply(self.settings);
+        self.state.rung = Some(to);
+        Ok(())
+    }
+
+    /// The error that ends a run: one for lack of memory comes with its last whole step safe.
+    fn ending(&mut self, error: Error) -> Error {
+        let Error::OutOfMemory { doing, shortage, .. } = error else { return error };
+        if self.saved_step != Some(self.state.step) {
+            match self.save() {
+                // Then the error names an earlier checkpoint.
+                Err(error) if error.shortage().is_some() => {}
+                Err(error) => return error,
+                Ok(()) => {}
+            }
+        }
+        Error::OutOfMemory { doing, shortage, checkpoint: self.saved_step }
+    }
+
     fn finish(mut self) -> Result<Outcome, Error> {
         let reason = *self.state.ended.get_or_insert(FinishReason::Completed);
         if self.saved_step != Some(self.state.step) {
-            self.save()?;
+            self.save_between_steps()?;
         }
         self.checkpoints.release_reserve();
         let (step, best_step) = (self.state.step, self.state.best.map(|b| b.step));
@@ -187,7 +315,7 @@ impl<L: Learner> Training<'_, '_, L> {
     /// Makes the last whole step safe and ends.
     fn stop(mut self, wish: Wish) -> Result<Outcome, Error> {
         if self.saved_step != Some(self.state.step) {
-            self.save()?;
+            self.save_between_steps()?;
         }
         self.checkpoints.release_reserve();
         let (step, best_step) = (self.state.step, self.state.best.map(|b| b.step));
@@ -217,7 +345,14 @@ impl<L: Learner> Training<'_, '_, L> {
             if !is_paused {
                 is_paused = true;
                 if self.saved_step != Some(self.state.step) {
-                    self.save()?;
+                    match self.save() {
+                        // The gradients of the step are needed when it goes on, so nothing can be given back for it.
+                        Err(error) if error.shortage().is_some() => {
+                            let message = format!("The pause is without a checkpoint of its own: {error}.");
+                            self.events.warn("run.checkpoint_skipped", message)?;
+                        }
+                        other => other?,
+                    }
                 }
                 self.events.phase("pause")?;
             }
@@ -253,18 +388,13 @@ impl<L: Learner> Training<'_, '_, L> {
     /// Evaluates, answers the sample prompts and decides whether to go on. True where the loss is the lowest so far.
     fn evaluate(&mut self) -> Result<bool, Error> {
         self.events.phase("evaluate")?;
-        let (mut nll, mut n_supervised_tokens) = (0.0, 0);
-        for group in evaluation::groups(self.held_out, self.settings) {
-            let batch = data::batch(self.held_out, &group);
-            nll += self.learner.evaluate(&batch)?;
-            n_supervised_tokens += batch.n_supervised();
-        }
+        let Some((nll, n_supervised_tokens)) = self.held_out_loss()? else { return Ok(false) };
         let step = self.state.step;
         let loss = nll / n_supervised_tokens.max(1) as f64;
         self.check_finite("evaluation loss", loss, 0)?;
         let best = evaluation::take(&mut self.state, loss);
         self.events.emit(TrainEvent::Evaluation { step, loss, best, n_supervised_tokens })?;
-        for (index, Answer { prompt, answer, wanted }) in (self.answer)(self.learner)?.into_iter().enumerate() {
+        for (index, Answer { prompt, answer, wanted }) in self.answers()?.into_iter().enumerate() {
             self.events.emit(TrainEvent::Sample { step, index, prompt, answer, wanted })?;
         }
         if evaluation::is_hopeless(&self.state, self.settings) && step < self.settings.n_steps {
@@ -273,11 +403,83 @@ impl<L: Learner> Training<'_, '_, L> {
         Ok(best)
     }
 
+    /// Summed loss of the held-out examples and how many tokens it is of. They go through the buffers in groups, filled one after the
+    /// other: the same groups every time, so two evaluations differ only by the adapter, and smaller ones where memory runs out. None
+    /// where even the least is too much, which ends no run.
+    fn held_out_loss(&mut self) -> Result<Option<(f64, usize)>, Error> {
+        let all: Vec<usize> = (0..self.held_out.len()).collect();
+        let mut max_tokens = self.fitting.max_tokens();
+        loop {
+            max_tokens = max_tokens.min(self.fitting.max_tokens());
+            match self.loss_in_groups(&all, max_tokens) {
+                Err(error) if error.shortage().is_some() && max_tokens > self.settings.length => {
+                    max_tokens = (max_tokens / 2).max(self.settings.length);
+                    let message = format!("{error}. The evaluation goes on with at most {max_tokens} tokens at once.");
+                    self.events.warn("run.evaluation_smaller", message)?;
+                }
+                Err(error) => match self.make_room("an evaluation", error) {
+                    Err(error @ Error::OutOfMemory { .. }) => {
+                        let message = format!("Step {} is not evaluated: {error}.", self.state.step);
+                        self.events.warn("run.evaluation_skipped", message)?;
+                        return Ok(None);
+                    }
+                    other => other?,
+                },
+                Ok(sums) => return Ok(Some(sums)),
+            }
+        }
+    }
+
+    fn loss_in_groups(&mut self, all: &[usize], max_tokens: usize) -> Result<(f64, usize), Error> {
+        self.ready()?;
+        let (mut nll, mut n_supervised_tokens) = (0.0, 0);
+        for group in data::runs(self.held_out, all, max_tokens) {
+            let batch = data::batch(self.held_out, group);
+            nll += self.learner.evaluate(&batch)?;
+            n_supervised_tokens += batch.n_supervised();
+        }
+        Ok((nll, n_supervised_tokens))
+    }
+
+    /// The sample prompts answered. The step's buffers make room for that where there is none; no run ends for an answer.
+    fn answers(&mut self) -> Result<Vec<Answer>, Error> {
+        let mut answers = (self.answer)(self.learner);
+        if answers.as_ref().is_err_and(|error| error.shortage().is_some()) {
+            self.learner.release()?;
+            answers = (self.answer)(self.learner);
+        }
+        match answers {
+            Err(error) if error.shortage().is_some() => {
+                let message = format!("The sample prompts are not answered after step {}: {error}.", self.state.step);
+                self.events.warn("run.samples_skipped", message)?;
+                Ok(Vec::new())
+            }
+            other => other,
+        }
+    }
+
+    /// [`Self::save`] while no step is under way: the step's buffers make room for the copies where there is none.
+    fn save_between_steps(&mut self) -> Result<(), Error> {
+        let mut saved = self.save();
+        if saved.as_ref().is_err_and(|error| error.shortage().is_some()) {
+            self.learner.release()?;
+            saved = self.save();
+        }
+        saved.map_err(|error| match error.shortage() {
+            Some(shortage) => {
+                Error::OutOfMemory { doing: "a checkpoint", shortage: shortage.clone(), checkpoint: self.saved_step }
+            }
+            None => error,
+        })
+    }
+
     fn save(&mut self) -> Result<(), Error> {
         // Lines first: a checkpoint whose steps are missing in the log would leave a gap in every chart.
         self.events.sync()?;
         let write = |training: &Self| {
-            training.checkpoints.save(&training.state, training.learner.adapter()?, training.learner.optimizer())
+            let held = Held::new();
+            let (adapter, optimizer) = (training.learner.adapter(&held)?, training.learner.optimizer(&held)?);
+            training.checkpoints.save(&training.state, adapter, optimizer)
         };
         let bytes = match write(self) {
             Err(Error::DiskFull { .. }) if self.checkpoints.release_reserve() => {
@@ -306,291 +508,4 @@ impl<L: Learner> Training<'_, '_, L> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use candle_core::Device;
-
-    use super::super::durable::faults::{Fault, arm, disarm};
-    use super::super::events::{History, Notice, read};
-    use super::super::toy::Toy;
-    use super::*;
-    use crate::config::{CheckpointConfig, ScheduleKind};
-
-    fn settings() -> Settings {
-        Settings {
-            length: 12,
-            micro_batch: 2,
-            accumulation: 3,
-            head_rows: 8,
-            learning_rate: 1e-3,
-            schedule: ScheduleKind::Cosine,
-            warmup_steps: 3,
-            n_steps: 17,
-            evaluate_every_steps: 4,
-            n_samples: 1,
-            checkpoints: CheckpointConfig { every_seconds: 3600, every_steps: Some(5), keep: 2 },
-            seed: 11,
-            ..Settings::default()
-        }
-    }
-
-    fn samples(n: usize) -> Vec<Sample> {
-        (0..n)
-            .map(|i| {
-                let n_tokens = 4 + i * 7 % 9;
-                Sample {
-                    row: i + 1,
-                    input_ids: (0..n_tokens).map(|t| (i * 31 + t * 17) as u32 % 97).collect(),
-                    learned: (0..n_tokens).map(|t| t > n_tokens / 3).collect(),
-                    truncated_from: None,
-                }
-            })
-            .collect()
-    }
-
-    /// Trains in `folder` from its newest checkpoint, as a process does.
-    fn go(
-        folder: &Path,
-        settings: &Settings,
-        toy: &mut Toy,
-        watcher: &mut dyn FnMut(&TrainEvent),
-    ) -> Result<Outcome, Error> {
-        let (train, held_out) = (samples(22), samples(3));
-        let checkpoints = Checkpoints::new(folder);
-        let state = checkpoints.newest().0;
-        let saved_step = state.as_ref().map(|s| s.step);
-        if let Some(state) = &state {
-            let adapter = checkpoints.adapter(state.step, &Device::Cpu)?;
-            toy.restore(&adapter, &checkpoints.optimizer(state.step, &Device::Cpu)?, state.optimizer_steps)?;
-        }
-        let mut watcher = |notice: Notice<'_>| {
-            if let Notice::Event(line) = notice {
-                watcher(&line.event);
-            }
-        };
-        let mut events = Events::new(&mut watcher);
-        events.attach(folder)?;
-        events.emit(TrainEvent::Started {
-            run_id: "r".into(),
-            pid: 1,
-            step: saved_step.unwrap_or(0),
-            n_steps: settings.n_steps,
-            resumed: !read(folder)?.is_empty(),
-        })?;
-        Training {
-            settings,
-            train: &train,
-            held_out: &held_out,
-            learner: toy,
-            answer: &mut |_| Ok(Vec::new()),
-            events: &mut events,
-            checkpoints,
-            control: Control::new(folder),
-            memory: MemoryMeter::start(&Device::Cpu, 0, None),
-            card: None,
-            state: state.unwrap_or_else(|| State::new(settings.seed)),
-            saved_step,
-            reserve_bytes: 1 << 12,
-            has_reserve: true,
-        }
-        .run()
-    }
-
-    fn losses(folder: &Path) -> Vec<(usize, f64, f64)> {
-        let history = History::replay(read(folder).unwrap());
-        let steps = history.lines().iter().filter_map(|l| match l.event {
-            TrainEvent::Step { step, loss, learning_rate, .. } => Some((step, loss, learning_rate)),
-            _ => None,
-        });
-        steps.collect()
-    }
-
-    fn undisturbed(settings: &Settings) -> (Toy, Vec<(usize, f64, f64)>) {
-        let folder = tempfile::tempdir().unwrap();
-        let mut toy = Toy::new();
-        let outcome = go(folder.path(), settings, &mut toy, &mut |_| {}).unwrap();
-        assert!(matches!(outcome, Outcome::Finished { reason: FinishReason::Completed, step: 17, .. }), "{outcome:?}");
-        (toy, losses(folder.path()))
-    }
-
-    #[test]
-    fn a_run_that_crashes_at_any_point_of_writing_and_is_resumed_comes_out_the_same() {
-        let settings = settings();
-        let (alone, alone_losses) = undisturbed(&settings);
-        assert_eq!(alone_losses.len(), 17);
-        let mut n_crashes = 0;
-        for point in 0.. {
-            let folder = tempfile::tempdir().unwrap();
-            arm(point, Fault::Crash);
-            let crash = std::panic::catch_unwind(|| go(folder.path(), &settings, &mut Toy::new(), &mut |_| {}));
-            disarm();
-            if crash.is_ok() {
-                break;
-            }
-            n_crashes += 1;
-            let mut toy = Toy::new();
-            go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap();
-            assert_eq!(toy.weights(), alone.weights(), "crash at point {point}");
-            assert_eq!(losses(folder.path()), alone_losses, "crash at point {point}");
-        }
-        assert!(n_crashes > 60, "only {n_crashes} points");
-    }
-
-    #[test]
-    fn a_stop_between_any_two_micro_batches_and_a_resume_change_nothing() {
-        let settings = settings();
-        let (alone, alone_losses) = undisturbed(&settings);
-        for stop_after in [1, 2, 3, 9, 20] {
-            let folder = tempfile::tempdir().unwrap();
-            let control = Control::new(folder.path());
-            let mut n_steps = 0;
-            // Asked during a step, obeyed at the next micro-batch.
-            let outcome = go(folder.path(), &settings, &mut Toy::new(), &mut |event| {
-                if matches!(event, TrainEvent::Step { .. }) {
-                    n_steps += 1;
-                    if n_steps == stop_after {
-                        control.ask_stop().unwrap();
-                    }
-                }
-            });
-            let expected = if stop_after < 17 {
-                Outcome::Stopped { step: stop_after }
-            } else {
-                outcome.as_ref().copied().unwrap()
-            };
-            assert_eq!(outcome.unwrap(), expected);
-            control.clear().unwrap();
-            let mut toy = Toy::new();
-            go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap();
-            assert_eq!(toy.weights(), alone.weights(), "stopped after {stop_after}");
-            assert_eq!(losses(folder.path()), alone_losses);
-        }
-    }
-
-    #[test]
-    fn a_full_disk_ends_the_run_with_the_last_checkpoint_whole() {
-        let settings = settings();
-        let (alone, _) = undisturbed(&settings);
-        let mut n_faults = 0;
-        for point in (0..).step_by(3) {
-            let folder = tempfile::tempdir().unwrap();
-            arm(point, Fault::DiskFull);
-            let result = go(folder.path(), &settings, &mut Toy::new(), &mut |_| {});
-            let unreached = disarm();
-            if unreached {
-                break;
-            }
-            n_faults += 1;
-            let error = result.unwrap_err();
-            assert!(matches!(error, Error::DiskFull { .. }), "{error:?}");
-            let mut toy = Toy::new();
-            go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap();
-            assert_eq!(toy.weights(), alone.weights());
-        }
-        assert!(n_faults > 20, "only {n_faults} points");
-    }
-
-    #[test]
-    fn a_checkpoint_that_finds_the_disk_full_takes_the_reserve_and_the_run_goes_on() {
-        let settings = settings();
-        let folder = tempfile::tempdir().unwrap();
-        Checkpoints::new(folder.path()).reserve(1 << 12).unwrap();
-        let mut warnings = Vec::new();
-        let mut is_armed = false;
-        let mut toy = Toy::new();
-        go(folder.path(), &settings, &mut toy, &mut |event| match event {
-            // After the line of step 5 comes its checkpoint.
-            TrainEvent::Step { step: 5, .. } => {
-                is_armed = true;
-                arm(1, Fault::DiskFullOnce);
-            }
-            TrainEvent::Warning { code, .. } => warnings.push(code.clone()),
-            _ => {}
-        })
-        .unwrap();
-        disarm();
-        assert!(is_armed);
-        assert_eq!(warnings, ["run.reserve_used"]);
-        assert_eq!(toy.weights(), undisturbed(&settings).0.weights());
-    }
-
-    #[test]
-    fn a_loss_that_is_not_a_number_halts_before_the_update_and_names_the_checkpoint() {
-        let settings = settings();
-        let folder = tempfile::tempdir().unwrap();
-        let mut toy = Toy::new();
-        toy.nan_at = Some(7);
-        let error = go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap_err();
-        match &error {
-            Error::NotFinite { what: "loss", step: 8, micro_batch: 1, checkpoint: Some(5), .. } => {}
-            other => panic!("{other:?}"),
-        }
-        assert_eq!(toy.optimizer_steps(), 7);
-        assert!(error.to_string().contains("NaN"), "{error}");
-        assert_eq!(losses(folder.path()).len(), 7);
-    }
-
-    #[test]
-    fn the_best_evaluation_is_kept_and_patience_ends_the_run() {
-        let settings = Settings { patience: Some(2), evaluate_every_steps: 2, ..settings() };
-        let folder = tempfile::tempdir().unwrap();
-        let mut toy = Toy::new();
-        // The held-out samples are one group; the losses are of steps 2, 4, 6, 8.
-        toy.evaluations = vec![3.0, 2.0, 2.5, 2.0];
-        let outcome = go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap();
-        assert_eq!(outcome, Outcome::Finished { reason: FinishReason::EarlyStopped, step: 8, best_step: Some(4) });
-        let steps = Checkpoints::new(folder.path()).steps();
-        assert!(steps.contains(&4) && steps.contains(&8), "{steps:?}");
-        // Taken up again there is nothing to do, and it says the same.
-        let mut again = Toy::new();
-        assert_eq!(go(folder.path(), &settings, &mut again, &mut |_| {}).unwrap(), outcome);
-        assert_eq!(again.n_micro_batches, 0);
-    }
-
-    #[test]
-    fn a_pause_holds_with_the_work_safe_until_it_may_go_on() {
-        let settings = settings();
-        let folder = tempfile::tempdir().unwrap();
-        let control = Control::new(folder.path());
-        let mut paused_at = None;
-        let mut n_steps = 0;
-        let mut toy = Toy::new();
-        go(folder.path(), &settings, &mut toy, &mut |event| match event {
-            TrainEvent::Step { step, .. } => {
-                n_steps = *step;
-                if n_steps == 3 {
-                    control.ask_pause().unwrap();
-                }
-            }
-            TrainEvent::Phase { name } if name == "pause" => {
-                paused_at = Some(n_steps);
-                assert_eq!(Checkpoints::new(folder.path()).steps(), [3]);
-                control.ask_continue().unwrap();
-            }
-            _ => {}
-        })
-        .unwrap();
-        assert_eq!(paused_at, Some(3));
-        assert_eq!(toy.weights(), undisturbed(&settings).0.weights());
-    }
-
-    #[test]
-    fn one_pass_shows_every_example_once() {
-        let settings = Settings { n_steps: usize::MAX, ..settings() };
-        let train = samples(22);
-        let n_steps = super::super::cursor::steps_of(&train, &settings, 1.0);
-        let mut cursor = Cursor::at(&train, &settings, 0, 0);
-        let mut seen: Vec<usize> = (0..n_steps).flat_map(|_| cursor.next_step().concat()).collect();
-        assert_eq!(cursor.epochs_done(), 1.0);
-        seen.sort_unstable();
-        assert_eq!(seen, (0..22).collect::<Vec<_>>());
-        // And from the middle of the second pass on, the same as without an interruption.
-        cursor.next_step();
-        let mut again = Cursor::at(&train, &settings, cursor.epoch(), cursor.position());
-        for _ in 0..9 {
-            assert_eq!(cursor.next_step(), again.next_step());
-            assert_eq!(cursor.tokens_ahead(40), again.tokens_ahead(40));
-        }
-    }
-}
+mod tests;

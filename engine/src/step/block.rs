@@ -164,6 +164,7 @@ impl Pass<'_> {
     fn mask(&self, At { layer, group, first_row }: At) -> Option<Dropout> {
         let (seed, p) = self.dropout?;
         let [low, high, ..] = philox4x32(seed, (layer * Group::ALL.len() + group as usize) as u64);
+        let first_row = self.first_row + first_row;
         Some(Dropout { seed: (high as u64) << 32 | low as u64, p, first_row })
     }
 

@@ -9,6 +9,7 @@ use crate::config::Settings;
 use crate::data::Batch;
 use crate::model::Model;
 use crate::model::weights::Slot;
+use crate::ops::memory::{Held, Site};
 use crate::ops::parking::Parking;
 use crate::ops::rope;
 use crate::plan::layout::{Layout, Work};
@@ -29,6 +30,8 @@ pub(super) struct Buffers {
     rotations: Tensor,
     head_rows: usize,
     mlp_rows: usize,
+    /// Of all of these.
+    _held: Held,
 }
 
 /// What a layer's backward pass needs of its forward pass besides its input.
@@ -88,12 +91,13 @@ impl Buffers {
     pub(super) fn new(model: &Model, layout: &Layout, settings: &Settings) -> Result<Self> {
         let device = model.device();
         let t = layout.max_tokens;
+        let held = Held::new();
         if device.is_cpu() {
-            crate::ops::attention::reserve_scratch(settings.length);
+            crate::ops::attention::reserve_scratch(settings.length, &held)?;
         }
         let n_layers = model.shape.n_layers;
         let dtype = settings.compute.dtype();
-        let rows = |cols: usize, dtype: DType| touched(t * cols, dtype, device)?.reshape((t, cols));
+        let rows = |cols: usize, dtype: DType| held.zeros((t, cols), dtype, device, Site::Kept);
         let keep = |cols: Option<usize>| cols.map(|cols| rows(cols, dtype)).transpose();
         let kept = layout
             .kept
@@ -111,7 +115,7 @@ impl Buffers {
         let slots: Vec<Tensor> = layout
             .slots
             .iter()
-            .map(|slot| touched(slot.elements, slot.dtype.dtype(), device))
+            .map(|slot| held.zeros(slot.elements, slot.dtype.dtype(), device, Site::Workspace))
             .collect::<Result<_>>()?;
         let work = layout
             .work
@@ -121,7 +125,12 @@ impl Buffers {
                 Ok((b.name, view))
             })
             .collect::<Result<_>>()?;
-        let integers = |n: usize| Tensor::zeros(n, DType::U32, device);
+        let integers = |n: usize| held.zeros(n, DType::U32, device, Site::Inputs);
+        if settings.offload_inputs {
+            let parked = t * model.shape.hidden * dtype.size_in_bytes() * (n_layers - 1);
+            held.admit(parked as u64, &Device::Cpu, Site::Kept)?;
+        }
+        held.admit((settings.length * model.shape.head_dim * DType::F32.size_in_bytes()) as u64, device, Site::Inputs)?;
         Ok(Self {
             inputs: (0..layout.n_inputs).map(|_| rows(model.shape.hidden, dtype)).collect::<Result<_>>()?,
             parked: settings
@@ -130,12 +139,13 @@ impl Buffers {
                 .transpose()?,
             kept,
             work,
-            slot: model.slot(None)?,
+            slot: model.slot(&held)?,
             integers: [integers(t)?, integers(t)?, integers(t)?, integers(t)?, integers(t + 1)?],
-            stats: Tensor::zeros((t, 2), DType::F32, device)?,
+            stats: held.zeros((t, 2), DType::F32, device, Site::Inputs)?,
             rotations: rope::table(&model.shape.rope.frequencies(model.shape.head_dim), settings.length, device)?,
             head_rows: layout.head_rows,
             mlp_rows: layout.mlp_rows,
+            _held: held,
         })
     }
 
@@ -297,14 +307,4 @@ impl Batched {
             gate_up: own.gate_up.is_some(),
         }
     }
-}
-
-/// Memory that is really there: an untouched zero page would be counted only when a step first writes it, and a machine that
-/// has too little would fail in the middle of the run instead of before it.
-fn touched(n: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-    let tensor = Tensor::zeros(n, dtype, device)?;
-    if device.is_cpu() {
-        crate::ops::upload::clear(&tensor)?;
-    }
-    Ok(tensor)
 }

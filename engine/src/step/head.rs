@@ -5,6 +5,7 @@ use candle_core::{Result, Tensor};
 use super::Pass;
 use crate::ops::cross_entropy::{cross_entropy, cross_entropy_backward};
 use crate::ops::gemm::{Write, gemm};
+use crate::ops::memory::{Held, Site};
 use crate::ops::rms_norm::{rms_norm, rms_norm_backward};
 use crate::ops::rows::{gather, scatter};
 
@@ -40,6 +41,8 @@ impl Pass<'_> {
 
     /// Summed loss of the supervised rows in nats. The only values a micro-batch brings back to the host: a card is waited for here.
     pub(super) fn loss(&self) -> Result<f64> {
+        let held = Held::new();
+        held.admit(4 * self.batch.rows.elem_count() as u64, self.model.device(), Site::Losses)?;
         let losses: Vec<f32> = self.batch.stats.narrow(1, 1, 1)?.flatten_all()?.to_vec1()?;
         Ok(losses.iter().map(|&loss| loss as f64).sum())
     }

@@ -10,16 +10,17 @@ mod head;
 
 use std::collections::HashMap;
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 use crate::config::{OptimizerKind, Settings};
 use crate::data::Batch;
-use crate::error::Explain;
+use crate::error::{Explain, FREE_MEMORY};
 use crate::model::weights::Slot;
 use crate::model::{Adapter, Model};
 use crate::ops::adamw::{Moments, Update, adamw};
 use crate::ops::attention::Heads;
 use crate::ops::grad_norm::{clip_factor, sum_of_squares};
+use crate::ops::memory::{self, Held, OutOfMemory, Site};
 use crate::ops::upload::{clear, upload};
 use crate::plan::layout::{Layout, layout};
 use buffers::{Batched, Buffers};
@@ -66,9 +67,24 @@ pub enum Error {
         /// Its linear layer.
         module: &'static str,
     },
+    /// A pass was asked for while the step has no buffers.
+    #[error("the step's buffers were given back and not made again")]
+    NoBuffers,
+    /// There was no memory for something.
+    #[error("{}", crate::error::out_of_memory(.0))]
+    OutOfMemory(OutOfMemory),
     /// The tensor library refused.
     #[error("an operation failed: {0}")]
-    Tensor(#[from] candle_core::Error),
+    Tensor(candle_core::Error),
+}
+
+impl From<candle_core::Error> for Error {
+    fn from(error: candle_core::Error) -> Self {
+        match memory::shortage(&error) {
+            Some(shortage) => Error::OutOfMemory(shortage),
+            None => Error::Tensor(error),
+        }
+    }
 }
 
 impl Explain for Error {
@@ -79,6 +95,8 @@ impl Explain for Error {
             Error::TooLong { .. } => "step.too_long",
             Error::UnknownToken { .. } => "step.unknown_token",
             Error::NotFinite { .. } => "step.not_finite",
+            Error::NoBuffers => "step.no_buffers",
+            Error::OutOfMemory(_) => "step.out_of_memory",
             Error::Tensor(_) => "step.tensor",
         }
     }
@@ -95,7 +113,10 @@ impl Explain for Error {
             Error::NotFinite { .. } => {
                 "The last checkpoint is safe. Lower the learning rate or clip gradients, then resume.".into()
             }
-            Error::Tensor(_) => "This is a fault in Hearth. Report it with the run's engine.log.".into(),
+            Error::OutOfMemory(_) => FREE_MEMORY.into(),
+            Error::NoBuffers | Error::Tensor(_) => {
+                "This is a fault in Hearth. Report it with the run's engine.log.".into()
+            }
         }
     }
 }
@@ -113,10 +134,13 @@ pub struct Trainer {
     adapter: Adapter,
     settings: Settings,
     layout: Layout,
-    buffers: Buffers,
+    /// None while their memory is lent to something else.
+    buffers: Option<Buffers>,
     gradients: Tensor,
     moments: Moments,
     optimizer_steps: usize,
+    /// Of gradients and moments.
+    _held: Held,
 }
 
 /// One micro-batch on its way through the blocks.
@@ -128,28 +152,64 @@ struct Pass<'a> {
     heads: Heads,
     /// Key and probability of this pass's dropout; none in evaluation.
     dropout: Option<(u64, f32)>,
+    /// Row of the whole micro-batch that the first of these rows is.
+    first_row: usize,
 }
 
 impl Trainer {
     /// Allocates every buffer of the layout. `model` must have been loaded for the adapter's ranks.
     pub fn new(model: Model, adapter: Adapter, settings: &Settings) -> Result<Self, Error> {
+        let mut trainer = Self::without_buffers(model, adapter, settings)?;
+        trainer.allocate(settings)?;
+        Ok(trainer)
+    }
+
+    /// All that outlives a step, gradients and optimizer state included; [`Self::allocate`] makes the rest.
+    pub fn without_buffers(model: Model, adapter: Adapter, settings: &Settings) -> Result<Self, Error> {
         let layout = layout(&model.shape, settings);
-        let device = model.device().clone();
+        let (n, device, held) = (adapter.n_params(), model.device(), Held::new());
         // What loading needed for a while is not to lie beside the buffers.
-        #[cfg(feature = "cuda")]
-        if device.is_cuda() {
-            crate::ops::trim(&device)?;
-        }
-        let n = adapter.n_params();
-        let gradients = Tensor::zeros(n, candle_core::DType::F32, &device)?;
+        memory::free_caches(device)?;
+        let gradients = held.zeros(n, DType::F32, device, Site::Gradients)?;
         let moments = match settings.optimizer {
-            OptimizerKind::AdamW32 => Moments::f32(n, &device)?,
-            OptimizerKind::AdamW8 => Moments::u8(n, &device)?,
+            OptimizerKind::AdamW32 => Moments::f32(n, device, &held)?,
+            OptimizerKind::AdamW8 => Moments::u8(n, device, &held)?,
         };
-        let buffers = Buffers::new(&model, &layout, settings)?;
         model.place_adapter(&adapter)?;
-        let settings = settings.clone();
-        Ok(Self { model, adapter, settings, layout, buffers, gradients, moments, optimizer_steps: 0 })
+        let (settings, buffers) = (settings.clone(), None);
+        Ok(Self { model, adapter, settings, layout, buffers, gradients, moments, optimizer_steps: 0, _held: held })
+    }
+
+    /// Makes the buffers of a step for `settings`, after giving back those there were. Adapter, gradients and optimizer are left as
+    /// they are, so `settings` may differ from those before in how a step is computed: micro-batch, recomputation, rows of the head.
+    ///
+    /// # Errors
+    /// Where there is no memory for them; there are no buffers then.
+    pub fn allocate(&mut self, settings: &Settings) -> Result<(), Error> {
+        self.buffers = None;
+        self.layout = layout(&self.model.shape, settings);
+        self.settings = settings.clone();
+        self.buffers = Some(Buffers::new(&self.model, &self.layout, settings)?);
+        Ok(())
+    }
+
+    /// Gives the step's buffers back to the device.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    pub fn release(&mut self) -> Result<(), Error> {
+        self.buffers = None;
+        Ok(memory::free_caches(self.model.device())?)
+    }
+
+    /// Whether the step has its buffers.
+    pub fn has_buffers(&self) -> bool {
+        self.buffers.is_some()
+    }
+
+    /// Forgets the gradients of the micro-batches since the last optimizer step.
+    pub fn clear_gradients(&mut self) -> Result<(), Error> {
+        Ok(clear(&self.gradients)?)
     }
 
     /// Forward and backward of one micro-batch; gradients are added to those of the step's other micro-batches.
@@ -157,8 +217,20 @@ impl Trainer {
     /// `n_supervised_step` is the number of supervised tokens of the whole optimizer step, by which every loss is divided, so that
     /// 1 x 8 and 8 x 1 train the same. `dropout_seed` must be unique to step and micro-batch. Returns the summed loss in nats.
     pub fn micro_batch(&mut self, batch: &Batch, n_supervised_step: usize, dropout_seed: u64) -> Result<f64, Error> {
+        self.part_of_micro_batch(batch, 0, n_supervised_step, dropout_seed)
+    }
+
+    /// [`Self::micro_batch`] for some whole documents of a micro-batch, of which `first_row` is the first row: its parts together train
+    /// what it would have trained in one, dropout included.
+    pub fn part_of_micro_batch(
+        &mut self,
+        part: &Batch,
+        first_row: usize,
+        n_supervised_step: usize,
+        dropout_seed: u64,
+    ) -> Result<f64, Error> {
         let dropout = (self.settings.lora.dropout > 0.0).then_some((dropout_seed, self.settings.lora.dropout));
-        let pass = self.pass(batch, dropout)?;
+        let pass = Pass { first_row, ..self.pass(part, dropout)? };
         for layer in 0..self.model.shape.n_layers {
             pass.batch.park_input(layer, self.model.shape.n_layers)?;
             pass.forward(layer)?;
@@ -195,7 +267,7 @@ impl Trainer {
         if let Some(id) = past(&batch.input_ids).or_else(|| past(&batch.labels)) {
             return Err(Error::UnknownToken { id, vocab_rows: self.model.shape.vocab_rows });
         }
-        let on_device = self.buffers.batch(batch)?;
+        let on_device = self.buffers.as_ref().ok_or(Error::NoBuffers)?.batch(batch)?;
         upload(&on_device.input_ids, &batch.input_ids)?;
         upload(&on_device.positions, &batch.positions)?;
         upload(&on_device.cu_seqlens, &batch.cu_seqlens)?;
@@ -211,10 +283,12 @@ impl Trainer {
             batch: on_device,
             heads,
             dropout,
+            first_row: 0,
         })
     }
 
-    /// Clips, updates the adapter and clears the gradients. Where a gradient is not finite nothing is updated.
+    /// Clips, updates the adapter and clears the gradients. Where a gradient is not finite nothing is updated, and memory is taken before
+    /// the update only: after a lack of it the step can be taken again.
     pub fn optimizer_step(&mut self, learning_rate: f64) -> Result<StepStats, Error> {
         let norm = sum_of_squares(&self.gradients)?.sqrt();
         if !norm.is_finite() {
@@ -266,9 +340,15 @@ impl Trainer {
         &self.model
     }
 
-    /// Where this training dequantises its base, for whoever uses the model while no step is under way.
-    pub(crate) fn slot(&self) -> Slot {
-        self.buffers.slot.clone()
+    /// Where this training dequantises its base, for whoever uses the model while no step is under way; none while the step has no
+    /// buffers.
+    pub(crate) fn slot(&self) -> Option<Slot> {
+        self.buffers.as_ref().map(|buffers| buffers.slot.clone())
+    }
+
+    /// How its steps are computed.
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
     }
 
     /// Gradients summed so far, by the adapter's names.
@@ -297,6 +377,12 @@ impl Trainer {
     /// Optimizer steps done.
     pub fn optimizer_steps(&self) -> usize {
         self.optimizer_steps
+    }
+
+    /// Bytes of what a checkpoint holds: adapter and optimizer state.
+    pub fn saved_bytes(&self) -> u64 {
+        let bytes = |t: &Tensor| (t.elem_count() * t.dtype().size_in_bytes()) as u64;
+        bytes(self.adapter.flat()) + self.moments.tensors().iter().map(|(_, t)| bytes(t)).sum::<u64>()
     }
 
     /// Bytes of all buffers, as planned.

@@ -10,6 +10,7 @@ use candle_core::{DType, Device, Tensor};
 use hearth_engine::config::*;
 use hearth_engine::model::{Adapter, Model, ModelSource};
 use hearth_engine::ops::adamw::{Moments, Update, adamw};
+use hearth_engine::ops::memory::Held;
 use hearth_engine::ops::nf4::{self, Nf4};
 use hearth_engine::step::Trainer;
 use hearth_tests::goldens::{Document, batch_of, fill, key, relative_error, values};
@@ -354,7 +355,7 @@ fn a_hundred_steps_of_8_bit_adamw_follow_bitsandbytes() {
         let get = |part: &str| golden[&format!("{part}.{name}")].flatten_all().unwrap();
         let (initial, grads) = (get("initial"), golden[&format!("grads.{name}")].to_device(&card).unwrap());
         let params = initial.to_device(&card).unwrap().copy().unwrap();
-        let moments = Moments::u8(params.elem_count(), &card).unwrap();
+        let moments = Moments::u8(params.elem_count(), &card, &Held::new()).unwrap();
         for (i, &learning_rate) in rates.iter().enumerate() {
             let update = Update {
                 learning_rate,

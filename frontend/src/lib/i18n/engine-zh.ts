@@ -67,6 +67,13 @@ export const zhErrors: Record<string, readonly [string, string]> = {
   "run.damaged": ["运行文件夹已损坏。", "删除损坏的文件，或开始新的运行。"],
   "run.nothing_to_learn": ["没有可以学习的内容。", "查看数据页的预览。"],
   "run.does_not_fit": ["这个运行放不下。", "按方案页的建议修改。"],
+  "run.out_of_memory": [
+    "内存不足，已用最省内存的方式仍无法继续。",
+    "关闭占用内存的其他程序后恢复运行，或用更短的长度、更低的秩或更小的模型开始新的运行。",
+  ],
+  "step.out_of_memory": ["内存不足。", "关闭占用内存的其他程序，或换用更小的模型或更短的长度。"],
+  "model.out_of_memory": ["加载模型时内存不足。", "关闭占用内存的其他程序，或换用更小的模型。"],
+  "generate.out_of_memory": ["生成回答时内存不足。", "关闭占用内存的其他程序，或换用更小的模型。"],
   "run.not_finite": ["损失变成了无效数值，训练已停止。", "降低学习率后恢复。"],
   "gpu.platform": ["NVIDIA 没有为这个系统发布运行库。", "在这里，运行会在处理器上训练。"],
   "gpu.no_folder": ["这个用户没有存放程序数据的文件夹。", "把 HEARTH_HOME 设为一个可以写入的文件夹。"],

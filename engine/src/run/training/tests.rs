@@ -1,0 +1,457 @@
+//! The loop over arithmetic that can be checked: crashes, stops, full disks, and memory that runs out.
+
+use std::path::Path;
+
+use candle_core::Device;
+
+use super::super::durable::faults::{Fault, arm, disarm};
+use super::super::error::Error;
+use super::super::events::{History, Notice, read};
+use super::super::toy::Toy;
+use super::*;
+use crate::config::{CheckpointConfig, Recompute, ScheduleKind};
+use crate::error::Explain;
+use crate::ops::memory::{self, Site};
+
+fn settings() -> Settings {
+    Settings {
+        length: 12,
+        micro_batch: 2,
+        accumulation: 3,
+        head_rows: 8,
+        learning_rate: 1e-3,
+        schedule: ScheduleKind::Cosine,
+        warmup_steps: 3,
+        n_steps: 17,
+        evaluate_every_steps: 4,
+        n_samples: 1,
+        checkpoints: CheckpointConfig { every_seconds: 3600, every_steps: Some(5), keep: 2 },
+        seed: 11,
+        ..Settings::default()
+    }
+}
+
+fn samples(n: usize) -> Vec<Sample> {
+    (0..n)
+        .map(|i| {
+            let n_tokens = 4 + i * 7 % 9;
+            Sample {
+                row: i + 1,
+                input_ids: (0..n_tokens).map(|t| (i * 31 + t * 17) as u32 % 97).collect(),
+                learned: (0..n_tokens).map(|t| t > n_tokens / 3).collect(),
+                truncated_from: None,
+            }
+        })
+        .collect()
+}
+
+/// Trains in `folder` from its newest checkpoint, as a process does.
+fn go(
+    folder: &Path,
+    settings: &Settings,
+    toy: &mut Toy,
+    watcher: &mut dyn FnMut(&TrainEvent),
+) -> Result<Outcome, Error> {
+    let (train, held_out) = (samples(22), samples(3));
+    let checkpoints = Checkpoints::new(folder);
+    let state = checkpoints.newest().0;
+    let saved_step = state.as_ref().map(|s| s.step);
+    if let Some(state) = &state {
+        let adapter = checkpoints.adapter(state.step, &Device::Cpu)?;
+        toy.restore(&adapter, &checkpoints.optimizer(state.step, &Device::Cpu)?, state.optimizer_steps)?;
+    }
+    let mut watcher = |notice: Notice<'_>| {
+        if let Notice::Event(line) = notice {
+            watcher(&line.event);
+        }
+    };
+    let mut events = Events::new(&mut watcher);
+    events.attach(folder)?;
+    events.emit(TrainEvent::Started {
+        run_id: "r".into(),
+        pid: 1,
+        step: saved_step.unwrap_or(0),
+        n_steps: settings.n_steps,
+        resumed: !read(folder)?.is_empty(),
+    })?;
+    Training {
+        settings,
+        train: &train,
+        held_out: &held_out,
+        learner: toy,
+        answer: &mut |_| {
+            let asked = Held::new().admit(64, &Device::Cpu, Site::Cache);
+            asked.map_err(|e| Error::Generate(e.into()))?;
+            Ok(vec![Answer { prompt: "p".into(), answer: "a".into(), wanted: "w".into() }])
+        },
+        events: &mut events,
+        checkpoints,
+        control: Control::new(folder),
+        memory: MemoryMeter::start(&Device::Cpu, 0, None),
+        card: None,
+        alarm: Alarm::default(),
+        fitting: settings.clone(),
+        has_retried: false,
+        state: state.unwrap_or_else(|| State::new(settings.seed)),
+        saved_step,
+        reserve_bytes: 1 << 12,
+        has_reserve: true,
+    }
+    .run()
+}
+
+fn losses(folder: &Path) -> Vec<(usize, f64, f64)> {
+    let history = History::replay(read(folder).unwrap());
+    let steps = history.lines().iter().filter_map(|l| match l.event {
+        TrainEvent::Step { step, loss, learning_rate, .. } => Some((step, loss, learning_rate)),
+        _ => None,
+    });
+    steps.collect()
+}
+
+fn undisturbed(settings: &Settings) -> (Toy, Vec<(usize, f64, f64)>) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut toy = Toy::new();
+    let outcome = go(folder.path(), settings, &mut toy, &mut |_| {}).unwrap();
+    assert!(matches!(outcome, Outcome::Finished { reason: FinishReason::Completed, step: 17, .. }), "{outcome:?}");
+    (toy, losses(folder.path()))
+}
+
+#[test]
+fn a_run_that_crashes_at_any_point_of_writing_and_is_resumed_comes_out_the_same() {
+    let settings = settings();
+    let (alone, alone_losses) = undisturbed(&settings);
+    assert_eq!(alone_losses.len(), 17);
+    let mut n_crashes = 0;
+    for point in 0.. {
+        let folder = tempfile::tempdir().unwrap();
+        arm(point, Fault::Crash);
+        let crash = std::panic::catch_unwind(|| go(folder.path(), &settings, &mut Toy::new(), &mut |_| {}));
+        disarm();
+        if crash.is_ok() {
+            break;
+        }
+        n_crashes += 1;
+        let mut toy = Toy::new();
+        go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap();
+        assert_eq!(toy.weights(), alone.weights(), "crash at point {point}");
+        assert_eq!(losses(folder.path()), alone_losses, "crash at point {point}");
+    }
+    assert!(n_crashes > 60, "only {n_crashes} points");
+}
+
+#[test]
+fn a_stop_between_any_two_micro_batches_and_a_resume_change_nothing() {
+    let settings = settings();
+    let (alone, alone_losses) = undisturbed(&settings);
+    for stop_after in [1, 2, 3, 9, 20] {
+        let folder = tempfile::tempdir().unwrap();
+        let control = Control::new(folder.path());
+        let mut n_steps = 0;
+        // Asked during a step, obeyed at the next micro-batch.
+        let outcome = go(folder.path(), &settings, &mut Toy::new(), &mut |event| {
+            if matches!(event, TrainEvent::Step { .. }) {
+                n_steps += 1;
+                if n_steps == stop_after {
+                    control.ask_stop().unwrap();
+                }
+            }
+        });
+        let expected =
+            if stop_after < 17 { Outcome::Stopped { step: stop_after } } else { outcome.as_ref().copied().unwrap() };
+        assert_eq!(outcome.unwrap(), expected);
+        control.clear().unwrap();
+        let mut toy = Toy::new();
+        go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap();
+        assert_eq!(toy.weights(), alone.weights(), "stopped after {stop_after}");
+        assert_eq!(losses(folder.path()), alone_losses);
+    }
+}
+
+#[test]
+fn a_full_disk_ends_the_run_with_the_last_checkpoint_whole() {
+    let settings = settings();
+    let (alone, _) = undisturbed(&settings);
+    let mut n_faults = 0;
+    for point in (0..).step_by(3) {
+        let folder = tempfile::tempdir().unwrap();
+        arm(point, Fault::DiskFull);
+        let result = go(folder.path(), &settings, &mut Toy::new(), &mut |_| {});
+        let unreached = disarm();
+        if unreached {
+            break;
+        }
+        n_faults += 1;
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::DiskFull { .. }), "{error:?}");
+        let mut toy = Toy::new();
+        go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap();
+        assert_eq!(toy.weights(), alone.weights());
+    }
+    assert!(n_faults > 20, "only {n_faults} points");
+}
+
+#[test]
+fn a_checkpoint_that_finds_the_disk_full_takes_the_reserve_and_the_run_goes_on() {
+    let settings = settings();
+    let folder = tempfile::tempdir().unwrap();
+    Checkpoints::new(folder.path()).reserve(1 << 12).unwrap();
+    let mut warnings = Vec::new();
+    let mut is_armed = false;
+    let mut toy = Toy::new();
+    go(folder.path(), &settings, &mut toy, &mut |event| match event {
+        // After the line of step 5 comes its checkpoint.
+        TrainEvent::Step { step: 5, .. } => {
+            is_armed = true;
+            arm(1, Fault::DiskFullOnce);
+        }
+        TrainEvent::Warning { code, .. } => warnings.push(code.clone()),
+        _ => {}
+    })
+    .unwrap();
+    disarm();
+    assert!(is_armed);
+    assert_eq!(warnings, ["run.reserve_used"]);
+    assert_eq!(toy.weights(), undisturbed(&settings).0.weights());
+}
+
+#[test]
+fn a_loss_that_is_not_a_number_halts_before_the_update_and_names_the_checkpoint() {
+    let settings = settings();
+    let folder = tempfile::tempdir().unwrap();
+    let mut toy = Toy::new();
+    toy.nan_at = Some(7);
+    let error = go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap_err();
+    match &error {
+        Error::NotFinite { what: "loss", step: 8, micro_batch: 1, checkpoint: Some(5), .. } => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(toy.optimizer_steps(), 7);
+    assert!(error.to_string().contains("NaN"), "{error}");
+    assert_eq!(losses(folder.path()).len(), 7);
+}
+
+#[test]
+fn the_best_evaluation_is_kept_and_patience_ends_the_run() {
+    let settings = Settings { patience: Some(2), evaluate_every_steps: 2, ..settings() };
+    let folder = tempfile::tempdir().unwrap();
+    let mut toy = Toy::new();
+    // The held-out samples are one group; the losses are of steps 2, 4, 6, 8.
+    toy.evaluations = vec![3.0, 2.0, 2.5, 2.0];
+    let outcome = go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap();
+    assert_eq!(outcome, Outcome::Finished { reason: FinishReason::EarlyStopped, step: 8, best_step: Some(4) });
+    let steps = Checkpoints::new(folder.path()).steps();
+    assert!(steps.contains(&4) && steps.contains(&8), "{steps:?}");
+    // Taken up again there is nothing to do, and it says the same.
+    let mut again = Toy::new();
+    assert_eq!(go(folder.path(), &settings, &mut again, &mut |_| {}).unwrap(), outcome);
+    assert_eq!(again.n_micro_batches, 0);
+}
+
+#[test]
+fn a_pause_holds_with_the_work_safe_until_it_may_go_on() {
+    let settings = settings();
+    let folder = tempfile::tempdir().unwrap();
+    let control = Control::new(folder.path());
+    let mut paused_at = None;
+    let mut n_steps = 0;
+    let mut toy = Toy::new();
+    go(folder.path(), &settings, &mut toy, &mut |event| match event {
+        TrainEvent::Step { step, .. } => {
+            n_steps = *step;
+            if n_steps == 3 {
+                control.ask_pause().unwrap();
+            }
+        }
+        TrainEvent::Phase { name } if name == "pause" => {
+            paused_at = Some(n_steps);
+            assert_eq!(Checkpoints::new(folder.path()).steps(), [3]);
+            control.ask_continue().unwrap();
+        }
+        _ => {}
+    })
+    .unwrap();
+    assert_eq!(paused_at, Some(3));
+    assert_eq!(toy.weights(), undisturbed(&settings).0.weights());
+}
+
+#[test]
+fn one_pass_shows_every_example_once() {
+    let settings = Settings { n_steps: usize::MAX, ..settings() };
+    let train = samples(22);
+    let n_steps = super::super::cursor::steps_of(&train, &settings, 1.0);
+    let mut cursor = Cursor::at(&train, &settings, 0, 0);
+    let mut seen: Vec<usize> = (0..n_steps).flat_map(|_| cursor.next_step().concat()).collect();
+    assert_eq!(cursor.epochs_done(), 1.0);
+    seen.sort_unstable();
+    assert_eq!(seen, (0..22).collect::<Vec<_>>());
+    // And from the middle of the second pass on, the same as without an interruption.
+    cursor.next_step();
+    let mut again = Cursor::at(&train, &settings, cursor.epoch(), cursor.position());
+    for _ in 0..9 {
+        assert_eq!(cursor.next_step(), again.next_step());
+        assert_eq!(cursor.tokens_ahead(40), again.tokens_ahead(40));
+    }
+}
+
+/// What a run told about memory: codes of its warnings, and its rungs.
+#[derive(Debug, Default)]
+struct Told {
+    warnings: Vec<String>,
+    rungs: Vec<(Rung, Rung)>,
+    n_samples: usize,
+}
+
+/// A run in which memory fails as `fault` says from its start on.
+fn go_short(folder: &Path, settings: &Settings, toy: &mut Toy, fault: memory::Fault) -> (Result<Outcome, Error>, Told) {
+    let mut told = Told::default();
+    memory::fail(fault);
+    let result = go(folder, settings, toy, &mut |event| match event {
+        TrainEvent::Warning { code, .. } => told.warnings.push(code.clone()),
+        TrainEvent::Rung { from, to, .. } => told.rungs.push((*from, *to)),
+        TrainEvent::Sample { .. } => told.n_samples += 1,
+        _ => {}
+    });
+    memory::relent();
+    (result, told)
+}
+
+/// How often each site is asked in an undisturbed run, by what the gate itself counts.
+fn asked(settings: &Settings) -> Vec<(Site, usize)> {
+    memory::relent();
+    undisturbed(settings);
+    let asked = memory::n_admitted();
+    assert!(asked.len() >= 6, "{asked:?}");
+    asked.into_iter().collect()
+}
+
+/// The order in which documents are summed changes nothing here, and losses are sums in f64.
+fn assert_same(got: &[(usize, f64, f64)], want: &[(usize, f64, f64)], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (got, want) in got.iter().zip(want) {
+        assert_eq!((got.0, got.2), (want.0, want.2), "{what}");
+        assert!((got.1 - want.1).abs() <= 1e-12 * want.1.abs(), "{what}: step {}: {} and {}", got.0, got.1, want.1);
+    }
+}
+
+#[test]
+fn memory_that_runs_out_at_any_allocation_once_or_again_changes_no_step() {
+    let settings = settings();
+    let (alone, alone_losses) = undisturbed(&settings);
+    let mut n_rungs = 0;
+    for (site, n_asked) in asked(&settings) {
+        for skip in (0..n_asked).step_by((n_asked / 7).max(1)) {
+            for n in [1, 2, 3] {
+                let what = format!("{site:?}, {n} from the {skip}th on");
+                let folder = tempfile::tempdir().unwrap();
+                let mut toy = Toy::new();
+                let (result, told) =
+                    go_short(folder.path(), &settings, &mut toy, memory::Fault { site: Some(site), skip, n });
+                if let Err(error) = &result {
+                    // Only where the last checkpoint of all has no memory three times.
+                    assert_eq!((site, n, error.code()), (Site::Checkpoint, 3, "run.out_of_memory"), "{what}: {error}");
+                    go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap();
+                    assert_eq!(toy.weights(), alone.weights(), "{what}");
+                    continue;
+                }
+                assert_eq!(toy.weights(), alone.weights(), "{what}");
+                assert_eq!(toy.steps, alone.steps, "{what}: the documents of each step, in their order");
+                assert_same(&losses(folder.path()), &alone_losses, &what);
+                if n == 1 {
+                    assert!(told.rungs.is_empty(), "{what}: once is only tried again: {told:?}");
+                }
+                n_rungs += told.rungs.len();
+                for (from, to) in told.rungs {
+                    assert_ne!(from, to);
+                    assert_eq!(from.micro_batch * from.accumulation, to.micro_batch * to.accumulation);
+                }
+            }
+        }
+    }
+    assert!(n_rungs > 20, "only {n_rungs} rungs were taken");
+}
+
+#[test]
+fn below_the_last_rung_the_run_ends_with_its_last_step_safe_and_goes_on_there() {
+    let settings = settings();
+    let (alone, alone_losses) = undisturbed(&settings);
+    for (site, skip) in [(Site::Kept, 0), (Site::Losses, 40), (Site::GradientNorm, 9), (Site::Checkpoint, 3)] {
+        let folder = tempfile::tempdir().unwrap();
+        let fault = memory::Fault { site: Some(site), skip, n: usize::MAX };
+        let (result, told) = go_short(folder.path(), &settings, &mut Toy::new(), fault);
+        let error = result.unwrap_err();
+        assert_eq!(error.code(), "run.out_of_memory", "{site:?}: {error}");
+        let newest = Checkpoints::new(folder.path()).newest().0;
+        match &error {
+            Error::OutOfMemory { shortage, checkpoint, .. } => {
+                assert_eq!(shortage.site, Some(site));
+                assert_eq!(*checkpoint, newest.as_ref().map(|state| state.step), "{site:?}");
+            }
+            other => panic!("{other:?}"),
+        }
+        if site != Site::Checkpoint {
+            let steps = losses(folder.path()).len();
+            let newest = newest.expect("a checkpoint");
+            assert_eq!(newest.step, steps, "{site:?}: every whole step is safe");
+            let rung = newest.rung.expect("the checkpoint knows the rung");
+            assert_eq!((rung.micro_batch, rung.recompute), (1, Recompute::C0));
+            assert_eq!(told.rungs.last().map(|(_, to)| *to), Some(rung));
+        }
+        // With memory again, on the same rung.
+        let mut toy = Toy::new();
+        let mut warnings = Vec::new();
+        go(folder.path(), &settings, &mut toy, &mut |event| {
+            if let TrainEvent::Warning { code, .. } = event {
+                warnings.push(code.clone());
+            }
+        })
+        .unwrap();
+        assert_eq!(toy.weights(), alone.weights(), "{site:?}");
+        assert_same(&losses(folder.path()), &alone_losses, &format!("{site:?}"));
+        if site != Site::Checkpoint {
+            assert_eq!(warnings, ["run.on_rung"], "{site:?}");
+        }
+    }
+}
+
+#[test]
+fn no_run_ends_for_an_answer() {
+    let settings = settings();
+    let (alone, _) = undisturbed(&settings);
+    let go = |n| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut toy = Toy::new();
+        let fault = memory::Fault { site: Some(Site::Cache), skip: 0, n };
+        let (result, told) = go_short(folder.path(), &settings, &mut toy, fault);
+        assert!(matches!(result.unwrap(), Outcome::Finished { step: 17, .. }));
+        assert_eq!(toy.weights(), alone.weights());
+        (told.n_samples, told.warnings)
+    };
+    // Five evaluations. The step's buffers make room for the first answer: nothing is missing, so nothing is said.
+    assert_eq!(go(1), (5, vec![]));
+    assert_eq!(go(2), (4, vec!["run.samples_skipped".to_string()]));
+    assert_eq!(go(usize::MAX), (0, vec!["run.samples_skipped".to_string(); 5]));
+}
+
+#[test]
+fn an_evaluation_without_memory_goes_on_in_smaller_groups() {
+    let settings = settings();
+    let folder = tempfile::tempdir().unwrap();
+    let mut is_armed = false;
+    let mut warnings = Vec::new();
+    let mut evaluations = Vec::new();
+    go(folder.path(), &settings, &mut Toy::new(), &mut |event| match event {
+        TrainEvent::Phase { name } if name == "evaluate" && !is_armed => {
+            is_armed = true;
+            memory::fail(memory::Fault { site: Some(Site::Losses), skip: 0, n: 1 });
+        }
+        TrainEvent::Warning { code, .. } => warnings.push(code.clone()),
+        TrainEvent::Evaluation { step, n_supervised_tokens, .. } => evaluations.push((*step, *n_supervised_tokens)),
+        _ => {}
+    })
+    .unwrap();
+    memory::relent();
+    assert_eq!(warnings, ["run.evaluation_smaller"]);
+    assert_eq!(evaluations.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [4, 8, 12, 16, 17]);
+    assert!(evaluations.windows(2).all(|w| w[0].1 == w[1].1), "{evaluations:?}");
+}
