@@ -96,11 +96,11 @@ fn parts(cell: &str) -> ([&str; 3], [usize; 3]) {
 fn prepare(cell: &str, folder: &Path) {
     let ([model, ..], [length, ..]) = parts(cell);
     write_model(&folder.join("model"), model);
-    // Longer than the length, so that every sequence is full. A token is at least a byte: the prompt, nearly all of a sequence,
-    // stays within the length.
+    // Longer than the length, so that every sequence is full. A digit is a token, so the prompt, nearly all of a sequence, stays
+    // within the length: the plan foresees prompts as long as the sequences, and answers to shorter ones take less.
     let words =
-        |n_bytes: usize| "the cat sat on the mat and the dog ran off ".repeat(n_bytes / 43 + 1)[..n_bytes].to_string();
-    let example = json!({ "prompt": words(length * 9 / 10), "completion": words(4 * length) }).to_string();
+        |n_bytes: usize| -> String { (0..n_bytes).map(|i| char::from(b'0' + (i * i % 7 + i % 3) as u8)).collect() };
+    let example = json!({ "prompt": words(length * 19 / 20), "completion": words(4 * length) }).to_string();
     fs::write(folder.join("data.jsonl"), format!("{example}\n").repeat(N_EXAMPLES))
         .expect("the examples can be written");
 }
