@@ -175,8 +175,8 @@ fn settings(shape: &ModelShape, length: usize, micro_batch: usize, mode: &str) -
 /// How the plan proposes to train so many sequences of one length in so much of a card's memory; `None` where it says that it does not fit.
 fn planned(shape: &ModelShape, length: usize, micro_batch: usize, limit_bytes: u64) -> Option<Settings> {
     let mut hardware: Hardware = profile("h200-sxm-141gb").expect("a bundled profile").hardware();
-    // The card is empty, and the limit decides.
-    hardware.cards[0].memory_free_bytes = Some(hardware.cards[0].memory_bytes);
+    // An empty card of so much memory, of which the plan leaves its margin.
+    (hardware.cards[0].memory_bytes, hardware.cards[0].memory_free_bytes) = (limit_bytes, Some(limit_bytes));
     hardware.memory_available_bytes = 100 << 30;
     let mut config = RunConfig::new("model".into(), "data.jsonl".into());
     config.base = Some(BaseFormat::Nf4);
@@ -185,7 +185,6 @@ fn planned(shape: &ModelShape, length: usize, micro_batch: usize, limit_bytes: u
     (config.micro_batch, config.accumulation) = (Some(micro_batch), Some(1));
     config.optimizer.kind = Some(OptimizerKind::AdamW8);
     config.evaluation.n_samples = 0;
-    config.memory_limit_bytes = Some(limit_bytes);
     let data = DataStats::of((0..1000).map(|_| (length, length)));
     let plan = plan(shape, &data, &config, &hardware).expect("wishes that make sense");
     plan.fits.then_some(plan.settings)

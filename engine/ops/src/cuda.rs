@@ -59,7 +59,7 @@ pub fn leave(device: &Device, free_bytes: u64) -> Result<Ballast> {
 ///
 /// # Errors
 /// Where the device is no card or the driver doesn't answer.
-pub fn trim(device: &Device) -> Result<()> {
+pub(crate) fn trim(device: &Device) -> Result<()> {
     device.synchronize()?;
     let failed = |error: DriverError| Error::Msg(format!("giving back the pool's memory failed: {error}"));
     // SAFETY: the pool is the device's own and lives as long as its context.

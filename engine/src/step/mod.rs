@@ -330,11 +330,6 @@ impl Trainer {
         &self.adapter
     }
 
-    /// The frozen base alone; all else is freed.
-    pub fn into_model(self) -> Model {
-        self.model
-    }
-
     /// The frozen base.
     pub fn model(&self) -> &Model {
         &self.model

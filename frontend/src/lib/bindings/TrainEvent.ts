@@ -3,6 +3,7 @@ import type { CardReading } from "./CardReading";
 import type { ErrorReport } from "./ErrorReport";
 import type { FinishReason } from "./FinishReason";
 import type { MemoryReading } from "./MemoryReading";
+import type { Rung } from "./Rung";
 
 /**
  * What happened in a run.
@@ -123,7 +124,27 @@ bytes: number,
 /**
  * True where it has the lowest evaluation loss.
  */
-best: boolean, } | { "type": "warning", 
+best: boolean, } | { "type": "rung", 
+/**
+ * Steps done.
+ */
+step: number, 
+/**
+ * What ran out.
+ */
+reason: string, 
+/**
+ * What changed and what did not.
+ */
+words: string, 
+/**
+ * Before.
+ */
+from: Rung, 
+/**
+ * From here on.
+ */
+to: Rung, } | { "type": "warning", 
 /**
  * Stable name.
  */
