@@ -17,7 +17,8 @@
 // - A warp owns 32 rows, so that each fragment of the other operand that it reads from shared memory feeds two mma
 //   instructions. With 16 rows those reads, not the tensor cores, would set the pace.
 // - Products chain in registers: an accumulator of S is laid out as the A operand of the next product.
-// - Two stages of tiles: while one is multiplied, cp.async fills the other. One block-wide barrier a tile.
+// - Two stages of tiles: while one is multiplied, cp.async fills the other. One block-wide barrier a tile, and in
+//   backward_kv one more for every 16 queries of the tile.
 // - Nothing is summed across blocks: no atomics, the same bits on every run, no memory beyond lse and delta. The price
 //   is that the backward pass computes S and dP twice, 7 products instead of 5.
 // - At D = 128 the kernels use all 255 registers. What is needed rarely (document bounds of single rows) or cheaply
@@ -565,13 +566,12 @@ __device__ __forceinline__ void backward_q_tiles(const Gradients<T>& g, const In
     store_rows<T, D>(g.dqkv + head * D, g.dqkv_stride, rows.first, n, dq, scales, warp_offset + q_tile);
 }
 
-// A barrier of two warps.
-__device__ __forceinline__ void sync_pair(int pair) { asm volatile("barrier.sync %0, 64;" ::"r"(1 + pair) : "memory"); }
-
 // dv = Pᵀ dout and dk = c dSᵀ q: the keys stay, the queries of every head of the group stream by. All is transposed:
 // keys are rows. Both accumulators of 32 keys would take 256 registers, so two warps share these keys. One computes Sᵀ,
 // P and dv; the other dPᵀ = v doutᵀ, dS and dk: the same two products with q and dout, k and v exchanged. P goes from
-// the first to the second through shared memory, 16 queries (a slice) at a time, as A operands, 16 bytes a lane.
+// the first to the second through shared memory, 16 queries (a slice) at a time, as A operands, 16 bytes a lane. The
+// barrier between is one of the whole block, at one place in the code for all its warps, whether they see the tile or
+// not: with barriers of two warps, reached at two places, compute-sanitizer's racecheck reports hazards that are none.
 //
 // For D = 128 there is no room left for P below 99 KiB. It travels in the first rows of the next tile of q, which the
 // second warp fills once it has read P.
@@ -582,7 +582,9 @@ __device__ __forceinline__ void backward_kv_tiles(const Gradients<T>& g, const I
     constexpr int N = QUERIES / 8, SLICES = QUERIES / 16, SLICE_BYTES = 16 * S::ROW_BYTES;
     constexpr int P_BYTES = S::WARP_ROWS * QUERIES * 2;  // of one pair of warps
     constexpr int LATE_ROWS = D == 128 ? P_BYTES / S::ROW_BYTES : 0;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pair = warp / 2;
+    // The shuffle tells the compiler that all lanes hold the same value: what follows from it (roles, rows, addresses) can
+    // then live in uniform registers and branches cannot diverge. Without it the kernels for D = 128 spill.
+    const int warp = __shfl_sync(ALL_LANES, int(threadIdx.x / 32), 0), lane = threadIdx.x % 32, pair = warp / 2;
     const bool computes_dk = warp % 2;
     const int kv_head = blockIdx.x, key0 = tile_of_block() * S::KEYS, n = input.n;
     const int first_head = kv_head * input.group(), end_head = first_head + input.group();
@@ -625,10 +627,28 @@ __device__ __forceinline__ void backward_kv_tiles(const Gradients<T>& g, const I
         const unsigned lse_column = columns + stage * 2 * COLUMN + lane % 4 * 8, delta_column = lse_column + COLUMN;
         const unsigned exchange = (LATE_ROWS ? next_q_tile : columns + 4 * COLUMN) + pair * P_BYTES + lane * 16;
         const bool seen = first <= last && query0 + QUERIES > first && query0 < last_end;
-        if (seen && !computes_dk) {
-            float s[M][N][4];
+        float s[M][N][4];             // the warp of dk: dP - delta
+        unsigned p[SLICES][M][1][4];  // the warp of dk: dS
+        auto exponentiate = [&](int slice, int i) {  // register i of the slice: one key, two neighbouring queries
+            const int j = 2 * slice + i % 4 / 2;
+            const float* x = &s[i / 4][j][i % 2 * 2];
+            const float2 l = load_floats(lse_column + j * 32);
+            p[slice][i / 4][0][i % 4] = pack<T>(exp2_approx(fmaf(x[0], scale_log2, l.x * -LOG2_E)),
+                                                exp2_approx(fmaf(x[1], scale_log2, l.y * -LOG2_E)));
+        };
+        if (seen) {
             clear(s);
-            multiply_rows<T, D>(s, warp_keys, q_tile);
+            if (computes_dk) {
+#pragma unroll
+                for (int j = 0; j < N; j++) {
+                    const float2 delta = load_floats(delta_column + j * 32);
+#pragma unroll
+                    for (int i = 0; i < 4 * M; i++) s[i / 4][j][i % 4] = i % 2 ? -delta.y : -delta.x;
+                }
+            }
+            multiply_rows<T, D>(s, warp_keys, computes_dk ? dout_tile : q_tile);
+        }
+        if (seen && !computes_dk) {
             if (query0 < last || query0 + QUERIES > first_end) {
 #pragma unroll
                 for (int r = 0; r < 2 * M; r++) {
@@ -642,20 +662,15 @@ __device__ __forceinline__ void backward_kv_tiles(const Gradients<T>& g, const I
                     }
                 }
             }
-            unsigned p[SLICES][M][1][4];
-            auto exponentiate = [&](int slice, int i) {  // register i of the slice: one key, two neighbouring queries
-                const int j = 2 * slice + i % 4 / 2;
-                const float* x = &s[i / 4][j][i % 2 * 2];
-                const float2 l = load_floats(lse_column + j * 32);
-                p[slice][i / 4][0][i % 4] = pack<T>(exp2_approx(fmaf(x[0], scale_log2, l.x * -LOG2_E)),
-                                                    exp2_approx(fmaf(x[1], scale_log2, l.y * -LOG2_E)));
-            };
 #pragma unroll
             for (int i = 0; i < 4 * M; i++) exponentiate(0, i);
+        }
 #pragma unroll
-            for (int slice = 0; slice < SLICES; slice++) {
+        for (int slice = 0; slice < SLICES; slice++) {
+            if (seen && !computes_dk)
                 for (int m = 0; m < M; m++) store_words(exchange + (slice * M + m) * 512, p[slice][m][0]);
-                sync_pair(pair);
+            __syncthreads();
+            if (seen && !computes_dk) {
                 // The next slice's exponentials, evenly over the D / 16 steps.
                 accumulate<T, D>(gradient, p[slice], dout_tile + slice * SLICE_BYTES, [&](int step) {
 #pragma unroll
@@ -663,39 +678,25 @@ __device__ __forceinline__ void backward_kv_tiles(const Gradients<T>& g, const I
                         if (slice + 1 < SLICES && i * (D / 16) / (4 * M) == step) exponentiate(slice + 1, i);
                 });
             }
-        }
-        if (computes_dk) {
-            float dp[M][N][4];
-            unsigned ds[SLICES][M][1][4];
-            if (seen) {
+            if (seen && computes_dk) {
+                for (int m = 0; m < M; m++) load_words(p[slice][m][0], exchange + (slice * M + m) * 512);
 #pragma unroll
-                for (int j = 0; j < N; j++) {  // dP - delta
-                    const float2 delta = load_floats(delta_column + j * 32);
-#pragma unroll
-                    for (int i = 0; i < 4 * M; i++) dp[i / 4][j][i % 4] = i % 2 ? -delta.y : -delta.x;
+                for (int i = 0; i < 4 * M; i++) {
+                    unsigned& x = p[slice][i / 4][0][i % 4];
+                    const float* y = &s[i / 4][2 * slice + i % 4 / 2][i % 2 * 2];
+                    const float2 probability = unpack<T>(x);
+                    x = pack<T>(probability.x * y[0], probability.y * y[1]);
                 }
-                multiply_rows<T, D>(dp, warp_keys, dout_tile);
-#pragma unroll
-                for (int slice = 0; slice < SLICES; slice++) {
-                    sync_pair(pair);
-                    for (int m = 0; m < M; m++) load_words(ds[slice][m][0], exchange + (slice * M + m) * 512);
-#pragma unroll
-                    for (int i = 0; i < 4 * M; i++) {
-                        unsigned& x = ds[slice][i / 4][0][i % 4];
-                        const float* y = &dp[i / 4][2 * slice + i % 4 / 2][i % 2 * 2];
-                        const float2 p = unpack<T>(x);
-                        x = pack<T>(p.x * y[0], p.y * y[1]);
-                    }
-                    if (slice + 1 < SLICES) accumulate<T, D>(gradient, ds[slice], q_tile + slice * SLICE_BYTES);
-                }
+                if (slice + 1 < SLICES) accumulate<T, D>(gradient, p[slice], q_tile + slice * SLICE_BYTES);
             }
-            if (LATE_ROWS && more) {
-                __syncwarp();
-                load_tile<D, 0, LATE_ROWS ? LATE_ROWS : 16, 32>(next_q_tile + pair * P_BYTES, input.q(next_head),
-                                                                input.stride, next_query0 + pair * LATE_ROWS, n);
-            }
-            if (seen) accumulate<T, D>(gradient, ds[SLICES - 1], q_tile + (SLICES - 1) * SLICE_BYTES);
         }
+        if (LATE_ROWS && more && computes_dk) {
+            __syncwarp();
+            load_tile<D, 0, LATE_ROWS ? LATE_ROWS : 16, 32>(next_q_tile + pair * P_BYTES, input.q(next_head),
+                                                            input.stride, next_query0 + pair * LATE_ROWS, n);
+        }
+        if (seen && computes_dk)
+            accumulate<T, D>(gradient, p[SLICES - 1], q_tile + (SLICES - 1) * SLICE_BYTES);
         if (!more) break;
         head = next_head;
         query0 = next_query0;
