@@ -582,8 +582,8 @@ __device__ __forceinline__ void backward_kv_tiles(const Gradients<T>& g, const I
     constexpr int N = QUERIES / 8, SLICES = QUERIES / 16, SLICE_BYTES = 16 * S::ROW_BYTES;
     constexpr int P_BYTES = S::WARP_ROWS * QUERIES * 2;  // of one pair of warps
     constexpr int LATE_ROWS = D == 128 ? P_BYTES / S::ROW_BYTES : 0;
-    // The shuffle tells the compiler that all lanes hold the same value: what follows from it (roles, rows, addresses) can
-    // then live in uniform registers and branches cannot diverge. Without it the kernels for D = 128 spill.
+    // The shuffle tells the compiler that all lanes hold the same value: what follows from it (roles, rows, addresses)
+    // can then live in uniform registers, and branches cannot diverge. Without it the kernels for D = 128 spill.
     const int warp = __shfl_sync(ALL_LANES, int(threadIdx.x / 32), 0), lane = threadIdx.x % 32, pair = warp / 2;
     const bool computes_dk = warp % 2;
     const int kv_head = blockIdx.x, key0 = tile_of_block() * S::KEYS, n = input.n;
