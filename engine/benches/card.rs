@@ -38,7 +38,7 @@ const HEADER: &str = "date,commit,card,driver,program,model,seq,micro_batch,mode
 const N_WARM_UP: usize = 4;
 const LEAST_TIMED: usize = 10;
 const MOST_TIMED: usize = 200;
-const TIMED: Duration = Duration::from_secs(4);
+const TIMED: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -122,7 +122,7 @@ fn measure(cell: &str) -> String {
     rates.sort_by(f64::total_cmp);
     let quantile = |q: f64| rates[((rates.len() - 1) as f64 * q).round() as usize];
     let card = smi(&["--query-gpu=name,driver_version"]);
-    let (name, driver) = card.trim().split_once(", ").expect("name and driver");
+    let (name, driver) = card.lines().next().and_then(|line| line.split_once(", ")).expect("name and driver");
     format!(
         ",,{name},{driver},hearth,{model},{length},{micro_batch},{}{},{:.1},{:.1},{:.1},{},{},card --cell {}",
         mode_of(&settings),

@@ -37,8 +37,8 @@ pub(super) fn table(model: &str, csv: Option<&str>) -> ExitCode {
         }
     }
     println!("worst error {worst:.2} %");
-    for limit_mib in [8, 12, 16, 24].map(|gib| gib << 10) {
-        for (length, micro_batch) in [(1024, 1), (2048, 2), (4096, 1)] {
+    for limit_mib in [8, 12, 16].map(|gib| gib << 10) {
+        for (length, micro_batch) in [(2048, 2), (4096, 1)] {
             let limit_bytes = (limit_mib as u64) << 20;
             let Some(settings) = planned(&bench.shape, length, micro_batch, limit_bytes) else { continue };
             let (name, plan_bytes) = (bench.name(&settings), bench.plan_bytes(&settings));
@@ -121,7 +121,7 @@ struct Cell {
 /// Lengths from 256 to 16k, micro-batches from 1 to 8, all modes, what waits in system memory last so that the base is built anew once.
 fn cells(shape: &ModelShape) -> Vec<Cell> {
     let eased = shape.n_layers / 3;
-    let sizes = [(256, 1), (256, 8), (512, 4), (1024, 2), (2048, 1), (2048, 2), (4096, 1), (8192, 1)];
+    let sizes = [(256, 8), (512, 4), (1024, 2), (2048, 1), (4096, 1), (8192, 1)];
     let modes = ["N".into(), "C1".into(), "C0".into(), format!("C0+{eased}"), "C0/o".into(), "C0/o/m1024".into()];
     let mut cells = Vec::new();
     let mut add = |(length, micro_batch): (usize, usize), mode: &str| {

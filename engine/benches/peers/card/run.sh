@@ -8,8 +8,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 program=$(realpath "$1"); tarball=$(realpath "$2"); scratch=$3; out=$4
 mkdir -p "$scratch/ck" "$out"
 out=$(realpath "$out")
-cells="8b,2048,2,C0 8b,2048,2,fit,7942 8b,2048,2,N 8b,2048,2,fit,12288 8b,2048,2,fit,16384 8b,2048,2,fit,24576
-  8b,512,4,N 8b,512,1,C0 8b,512,1,N 8b,8192,1,C0 1b,2048,2,C0 1b,2048,2,N 1b,2048,4,N 1b,2048,4,C0"
+cells="8b,2048,2,C0 8b,2048,2,plan,7942 8b,2048,2,N 8b,2048,2,plan,12288 8b,2048,2,plan,16384 8b,512,4,N 8b,512,1,N
+  1b,2048,2,N 1b,2048,4,N 8b,20480,1,plan,8192 8b,40960,1,plan,12288"
 arguments=()
 for cell in $cells; do arguments+=(--cell "$cell"); done
 "$program" "${arguments[@]}" --csv "$out/hearth.csv"
