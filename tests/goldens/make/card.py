@@ -3,9 +3,10 @@ same card. `card.sh` runs everything; the table in `../../../engine/benches/pari
 
     card.py OUT model heads128                     a random Llama with grouped heads of 128, as a Hugging Face folder in bf16
     card.py OUT model smollm2 --gguf FILE          SmolLM2-135M, from the demo's GGUF
-    card.py OUT gradients MODEL [--gguf FILE]      quantised weights and one gradient
+    card.py OUT weights MODEL                      quantised weights
+    card.py OUT gradients MODEL [--gguf FILE]      gradients of several batches
     card.py OUT curve smollm2 --gguf FILE          200 steps on the demo's data, six runs at a time
-    card.py OUT adamw8                             replays gradients that `curve` recorded
+    card.py OUT adamw8 smollm2 --gguf FILE         replays gradients that `curve` recorded, or records them
 
 OUT/<model>/ is what both sides read. Nothing here depends on Hearth.
 """
@@ -30,6 +31,7 @@ LORA = {"rank": 16, "alpha": 32.0}
 SEEDS = [0, 1, 2]
 DOCUMENTS_PER_STEP, WARMUP, PEAK_RATE, MAX_GRAD_NORM = 4, 6, 2e-4, 1.0
 RECORDED_STEPS, RECORDED_LAYERS = 100, [0, 15, 29]
+GRADIENT_BATCHES, GRADIENT_DOCUMENTS, GRADIENT_LENGTH = 20, 4, 256
 ADAMW = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 SHAPES = {
     "heads128": {
@@ -213,36 +215,46 @@ def write(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
 
 
-def gradients(args) -> None:
-    """`<model>.bnb.safetensors`, `<model>.gradients.{json,safetensors}`."""
-    path, device = args.out / args.model, args.device
-    if args.gguf:
-        stream = [i for ids in chats(args.gguf, "train.jsonl") for i in ids]
-    else:
-        generator = torch.Generator().manual_seed(8)
-        stream = torch.randint(SHAPES[args.model]["vocab_size"], (1024,), generator=generator).tolist()
-    # Four of one length: nothing is padded.
-    documents = [learned(stream[i * 256 : (i + 1) * 256]) for i in range(4)]
-
-    model = quantised(path, device)
-    weights = dequantised_weights(model)
-    checkpoint = {f"dequantized.{name}.weight": value for name, value in weights.items()}
+def weights(args) -> None:
+    """`<model>.bnb.safetensors`."""
+    model = quantised(args.out / args.model, args.device)
+    checkpoint = {f"dequantized.{name}.weight": value for name, value in dequantised_weights(model).items()}
     for name, linear in linears(model).items():
         checkpoint |= {f"{name}.{key}": value.clone() for key, value in linear.state_dict().items()}
     write(args.out / f"{args.model}.bnb.safetensors", checkpoint)
 
-    tensors, nll = {}, {}
-    for kind, base in (("bf16", model), ("f32", None)):
-        model = adapted(base if base is not None else reference(path, weights, device), 11, random_b=True)
-        loss = summed_loss(model, documents, device)
-        (loss / n_supervised(documents)).backward()
-        nll[f"{kind}_nll"] = loss.item()
-        tensors |= {f"{kind}.{key}": p.grad for key, p in trained(model).items()}
-        tensors |= {f"adapter.{key}": p for key, p in trained(model).items()}
-    write(args.out / f"{args.model}.gradients.safetensors", tensors)
-    text = json.dumps({"lora": LORA, "documents": documents, **nll})
-    (args.out / f"{args.model}.gradients.json").write_text(text)
-    print(args.model, "gradients", {key: value / n_supervised(documents) for key, value in nll.items()}, flush=True)
+
+def gradients(args) -> None:
+    """`<model>.gradients.{json,safetensors}` and `<model>.gradients.<batch>.safetensors`."""
+    path, device = args.out / args.model, args.device
+    n_tokens = GRADIENT_BATCHES * GRADIENT_DOCUMENTS * GRADIENT_LENGTH
+    if args.gguf:
+        stream = [i for ids in chats(args.gguf, "train.jsonl") for i in ids]
+        assert len(stream) >= n_tokens
+    else:
+        generator = torch.Generator().manual_seed(8)
+        stream = torch.randint(SHAPES[args.model]["vocab_size"], (n_tokens,), generator=generator).tolist()
+    # All of one length: nothing is padded.
+    documents = [learned(stream[i : i + GRADIENT_LENGTH]) for i in range(0, n_tokens, GRADIENT_LENGTH)]
+    groups = [documents[i : i + GRADIENT_DOCUMENTS] for i in range(0, len(documents), GRADIENT_DOCUMENTS)]
+
+    base = quantised(path, device)
+    exact = reference(path, dequantised_weights(base), device)
+    models = {"bf16": adapted(base, 11, random_b=True), "f32": adapted(exact, 11, random_b=True)}
+    write(args.out / f"{args.model}.gradients.safetensors", {f"adapter.{key}": p for key, p in trained(models["f32"]).items()})
+    golden = {"lora": LORA, "batches": []}
+    for i, batch in enumerate(groups):
+        tensors, nll = {}, {}
+        for kind, model in models.items():
+            model.zero_grad()
+            loss = summed_loss(model, batch, device)
+            (loss / n_supervised(batch)).backward()
+            nll[f"{kind}_nll"] = loss.item()
+            tensors |= {f"{kind}.{key}": p.grad for key, p in trained(model).items()}
+        write(args.out / f"{args.model}.gradients.{i}.safetensors", tensors)
+        golden["batches"].append({"documents": batch, **nll})
+        print(args.model, "gradients", {key: value / n_supervised(batch) for key, value in nll.items()}, flush=True)
+    (args.out / f"{args.model}.gradients.json").write_text(json.dumps(golden))
 
 
 def rate(step: int, n_steps: int) -> float:
@@ -260,7 +272,7 @@ def batches(n_documents: int, n_steps: int) -> list[list[int]]:
 
 
 def curve_run(args) -> None:
-    """One run: OUT/run-<kind>-<seed>.json; that of seed 0 in bf16 also writes its adapter and records gradients."""
+    """A run or its first steps: OUT/run-<kind>-<seed>.json; seed 0 in bf16 also writes its adapter and records gradients."""
     import bitsandbytes as bnb
 
     path, device = args.out / args.model, args.device
@@ -279,7 +291,7 @@ def curve_run(args) -> None:
     optimizer = bnb.optim.AdamW8bit(list(parameters.values()), lr=1.0, **ADAMW)
     losses, rates = [], []
     steps = batches(len(documents), args.steps)
-    for step, indices in enumerate(steps):
+    for step, indices in enumerate(steps[: args.until]):
         batch = [documents[i] for i in indices]
         loss = summed_loss(model, batch, device) / n_supervised(batch)
         loss.backward()
@@ -306,11 +318,17 @@ def curve_run(args) -> None:
         write(args.out / "recorded.safetensors", tensors)
 
 
-def curve(args) -> None:
-    """`<model>.curve.{json,safetensors}`."""
+def curve_data(args) -> dict[str, list[dict]]:
+    """What the runs learn and are measured on, also written to OUT/<model>.data.json."""
     data = {"documents": [learned(ids) for ids in chats(args.gguf, "train.jsonl")]}
     data["held_out"] = [learned(ids) for ids in chats(args.gguf, "held-out.jsonl")]
     (args.out / f"{args.model}.data.json").write_text(json.dumps(data))
+    return data
+
+
+def curve(args) -> None:
+    """`<model>.curve.{json,safetensors}`."""
+    data = curve_data(args)
     runs = [(kind, seed) for kind in ("f32", "bf16") for seed in SEEDS]
     common = [sys.executable, __file__, str(args.out), "curve-run", args.model, "--device", args.device, "--steps", str(args.steps)]
     processes = [subprocess.Popen([*common, "--kind", kind, "--seed", str(seed)]) for kind, seed in runs]
@@ -331,6 +349,10 @@ def adamw8(args) -> None:
     """`adamw8.safetensors`. All matrices have 8-bit moments here; by default bitsandbytes keeps those below 4096 elements in f32."""
     import bitsandbytes as bnb
 
+    if not (args.out / "recorded.safetensors").exists():
+        curve_data(args)
+        args.kind, args.seed, args.until = "bf16", 0, RECORDED_STEPS
+        curve_run(args)
     recorded = load_file(args.out / "recorded.safetensors", device=args.device)
     rates = recorded["learning_rates"].tolist()
     tensors = dict(recorded)
@@ -351,16 +373,19 @@ def adamw8(args) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("what", choices=["model", "gradients", "curve", "curve-run", "adamw8"])
-    parser.add_argument("model", nargs="?", choices=list(SHAPES))
+    parser.add_argument("what", choices=["model", "weights", "gradients", "curve", "curve-run", "adamw8"])
+    parser.add_argument("model", choices=list(SHAPES))
     parser.add_argument("--gguf")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--until", type=int, help="stop after so many of the steps")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", choices=["bf16", "f32"], default="bf16")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
-    todo = {"model": model, "gradients": gradients, "curve": curve, "curve-run": curve_run, "adamw8": adamw8}
+    todo = {
+        "model": model, "weights": weights, "gradients": gradients, "curve": curve, "curve-run": curve_run, "adamw8": adamw8,
+    }  # fmt: skip
     todo[args.what](args)
 
 

@@ -3,7 +3,7 @@
 //! What they compute is too large to commit: `goldens/make/card.py` writes it into the folder that `HEARTH_CARD_GOLDENS` names.
 //! Without that folder, or without a card, every test here says so and passes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
@@ -13,7 +13,7 @@ use hearth_engine::ops::adamw::{Moments, Update, adamw};
 use hearth_engine::ops::memory::Held;
 use hearth_engine::ops::nf4::{self, Nf4};
 use hearth_engine::step::Trainer;
-use hearth_tests::goldens::{Document, batch_of, fill, key, relative_error, values};
+use hearth_tests::goldens::{Document, batch_of, fill, key, values};
 use serde::Deserialize;
 
 const VARIABLE: &str = "HEARTH_CARD_GOLDENS";
@@ -165,78 +165,94 @@ fn trainer(model: &Path, adapter: &HashMap<String, Tensor>, settings: &Settings,
 #[derive(Deserialize)]
 struct Gradients {
     lora: LoraConfig,
+    batches: Vec<GradientBatch>,
+}
+
+#[derive(Deserialize)]
+struct GradientBatch {
     documents: Vec<Document>,
     /// Negative log-likelihood, summed, of torch in f32 and in bf16.
     f32_nll: f64,
     bf16_nll: f64,
 }
 
-fn cosine(a: &[f32], b: &[f32]) -> f64 {
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
-    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
-}
-
-/// `<model>.gradients.safetensors`: a random adapter (`adapter.*`), the gradients of torch in f32 over the same dequantised weights
-/// (`f32.*`) and those of peft over bitsandbytes' layers in bf16 (`bf16.*`).
+/// `<model>.gradients.safetensors` is a random adapter (`adapter.*`); `<model>.gradients.<batch>.safetensors` has the gradients of torch
+/// in f32 over the same dequantised weights (`f32.*`) and those of peft over bitsandbytes' layers in bf16 (`bf16.*`).
+///
+/// Limits are on the root mean square over the batches. The forward pass's roundings, above all of the few largest activations, decide
+/// how far all gradients of a batch turn, so that two correct steps' errors over one batch may be a factor of two apart, either way
+/// (`engine/benches/parity-card.md`).
 #[test]
 fn every_gradient_is_as_near_to_f32_as_that_of_peft_in_bf16() {
     let Some((card, folder)) = card_and_goldens() else { return };
     let mut failures = Vec::new();
     for model in models(&folder, ".gradients.safetensors") {
         let golden: Gradients = json(&folder.join(format!("{model}.gradients.json")));
-        let tensors = tensors(&folder.join(format!("{model}.gradients.safetensors")));
-        let settings = settings(&golden.lora, &golden.documents, golden.documents.len());
-        let mut trainer = trainer(&folder.join(&model), &tensors, &settings, &card);
-        let batch = batch_of(&golden.documents);
-        let nll = trainer.micro_batch(&batch, batch.n_supervised(), 0).unwrap();
-        let gradients = trainer.gradients();
-        let mut of_matrix = Vec::new();
-        for (layer, target) in gradients.names().collect::<Vec<_>>() {
-            for (half, got) in [("A", gradients.a(layer, target)), ("B", gradients.b(layer, target))] {
-                let (got, name) = (got.unwrap(), key(layer, target, half));
-                let want = values(&tensors, &format!("f32.{name}"));
-                let peft = values(&tensors, &format!("bf16.{name}"));
-                let of = |g: &[f32]| Distance { error: relative_error(g, &want), cosine: cosine(g, &want) };
-                of_matrix.push(Matrix { name, ours: of(&got), peft: of(&peft) });
+        let adapter = tensors(&folder.join(format!("{model}.gradients.safetensors")));
+        let n_documents = golden.batches.iter().map(|batch| batch.documents.len()).max().unwrap_or(0);
+        let all: Vec<Document> = golden.batches.iter().flat_map(|batch| batch.documents.clone()).collect();
+        let settings = settings(&golden.lora, &all, n_documents);
+        let mut trainer = trainer(&folder.join(&model), &adapter, &settings, &card);
+        let mut matrices: BTreeMap<String, Matrix> = BTreeMap::new();
+        for (i, golden) in golden.batches.iter().enumerate() {
+            let tensors = tensors(&folder.join(format!("{model}.gradients.{i}.safetensors")));
+            let batch = batch_of(&golden.documents);
+            let nll = trainer.micro_batch(&batch, batch.n_supervised(), 0).unwrap();
+            let gradients = trainer.gradients();
+            for (layer, target) in gradients.names().collect::<Vec<_>>() {
+                for (half, got) in [("A", gradients.a(layer, target)), ("B", gradients.b(layer, target))] {
+                    let (got, name) = (got.unwrap(), key(layer, target, half));
+                    let want = values(&tensors, &format!("f32.{name}"));
+                    let matrix = matrices.entry(name.clone()).or_default();
+                    matrix.ours.push(Distance::new(&got, &want));
+                    matrix.peft.push(Distance::new(&values(&tensors, &format!("bf16.{name}")), &want));
+                }
             }
+            // At this rate a step leaves the adapter as it is and clears the gradients.
+            trainer.optimizer_step(0.0).unwrap();
+            let of_batch = |m: &Matrix| m.ours[i].error / m.peft[i].error;
+            let loss = |nll: f64| (nll / golden.f32_nll - 1.0).abs();
+            println!(
+                "{model}, batch {i}: ours / peft's {}; loss off by {:.1e}, peft's {:.1e}",
+                spread(matrices.values().map(of_batch)),
+                loss(nll),
+                loss(golden.bf16_nll),
+            );
         }
-        of_matrix.sort_by(|a, b| a.ratio().total_cmp(&b.ratio()));
-        let n = of_matrix.len();
-        let worst = &of_matrix[n - 1];
-        let of_all = |of: fn(&Matrix) -> &Distance| {
-            let largest = of_matrix.iter().map(|m| of(m).error).fold(0.0, f64::max);
-            let least_cosine = of_matrix.iter().map(|m| of(m).cosine).fold(1.0, f64::min);
-            format!("errors up to {largest:.2e}, cosines down to {least_cosine:.5}")
-        };
-        let loss = |nll: f64| (nll / golden.f32_nll - 1.0).abs();
+        let n = matrices.len();
+        assert!(n > 0 && !golden.batches.is_empty(), "{model}: nothing to compare");
         println!(
-            "{model}: {n} matrices; ours {}, peft's {}; ours / peft's: median {:.3}, worst {:.3} ({}); loss off by {:.1e}, peft's {:.1e}",
-            of_all(|m| &m.ours),
-            of_all(|m| &m.peft),
-            of_matrix[n / 2].ratio(),
-            worst.ratio(),
-            worst.name,
-            loss(nll),
-            loss(golden.bf16_nll),
+            "{model}, {n} matrices over {} batches: errors {}, peft's {}; ours / peft's {}",
+            golden.batches.len(),
+            spread(matrices.values().map(|m| error(&m.ours))),
+            spread(matrices.values().map(|m| error(&m.peft))),
+            spread(matrices.values().map(Matrix::ratio)),
         );
-        // Where peft's own gradient is further off than that, its cosine is the limit.
-        let is_past = |m: &&Matrix| m.ratio() > 1.25 || m.ours.cosine <= 0.999f64.min(m.peft.cosine);
-        let past: Vec<&Matrix> = of_matrix.iter().filter(is_past).collect();
-        for m in past.iter().rev().take(10) {
-            println!("  past the limit: {:.3}, {:.2e} for {:.2e}, {}", m.ratio(), m.ours.error, m.peft.error, m.name);
+        println!(
+            "  1 - cosine {}, peft's {}",
+            spread(matrices.values().map(|m| off_cosine(&m.ours))),
+            spread(matrices.values().map(|m| off_cosine(&m.peft))),
+        );
+        let mut past: Vec<(&String, &Matrix)> = matrices.iter().filter(|(_, m)| m.is_past()).collect();
+        past.sort_by(|(_, a), (_, b)| b.ratio().total_cmp(&a.ratio()));
+        for (name, m) in past.iter().take(10) {
+            println!("  past the limit: {:.3}, {:.2e} for {:.2e}, {name}", m.ratio(), error(&m.ours), error(&m.peft));
         }
         if !past.is_empty() {
             failures.push(format!("{model}: {} of {n} matrices", past.len()));
         }
     }
-    assert!(failures.is_empty(), "more than 1.25 of peft's error, or a smaller cosine: {failures:?}");
+    assert!(failures.is_empty(), "more than {LIMIT} of peft's error, or a smaller cosine: {failures:?}");
 }
 
-/// How far two gradients of one matrix are from that of f32.
+/// Of our error to peft's.
+const LIMIT: f64 = 1.25;
+
+/// How far the gradients of one matrix are from those of f32, batch by batch.
+#[derive(Default)]
 struct Matrix {
-    name: String,
-    ours: Distance,
-    peft: Distance,
+    ours: Vec<Distance>,
+    peft: Vec<Distance>,
 }
 
 struct Distance {
@@ -244,10 +260,52 @@ struct Distance {
     cosine: f64,
 }
 
+impl Distance {
+    fn new(got: &[f32], want: &[f32]) -> Self {
+        assert_eq!(got.len(), want.len());
+        let (mut apart, mut dot, mut of_got, mut of_want) = (0.0, 0.0, 0.0, 0.0);
+        for (&got, &want) in got.iter().zip(want) {
+            let (got, want) = (f64::from(got), f64::from(want));
+            apart += (got - want) * (got - want);
+            dot += got * want;
+            of_got += got * got;
+            of_want += want * want;
+        }
+        Self { error: (apart / of_want).sqrt(), cosine: dot / (of_got * of_want).sqrt() }
+    }
+}
+
+/// Root mean square.
+fn error(of: &[Distance]) -> f64 {
+    (of.iter().map(|d| d.error.powi(2)).sum::<f64>() / of.len() as f64).sqrt()
+}
+
+/// Mean of what the cosines lack to 1.
+fn off_cosine(of: &[Distance]) -> f64 {
+    of.iter().map(|d| 1.0 - d.cosine).sum::<f64>() / of.len() as f64
+}
+
 impl Matrix {
     fn ratio(&self) -> f64 {
-        self.ours.error / self.peft.error
+        error(&self.ours) / error(&self.peft)
     }
+
+    /// The cosine is to be above 0.999. That is an error of 4.5 %; where peft's own is larger, the limit is that of the error, squared,
+    /// as what a cosine lacks to 1 is half the square of an error across.
+    fn is_past(&self) -> bool {
+        let is_near = self.ratio() <= LIMIT;
+        let is_along = off_cosine(&self.ours) <= f64::max(1e-3, LIMIT.powi(2) * off_cosine(&self.peft));
+        // NaN is past every limit.
+        !(is_near && is_along)
+    }
+}
+
+/// Smallest, median and largest.
+fn spread(values: impl Iterator<Item = f64>) -> String {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let at = |i: usize| values.get(i).copied().unwrap_or(f64::NAN);
+    format!("{:.2e} to {:.2e}, median {:.2e}", at(0), at(values.len().saturating_sub(1)), at(values.len() / 2))
 }
 
 #[derive(Deserialize)]
@@ -342,6 +400,10 @@ fn two_hundred_steps_follow_peft_and_bitsandbytes() {
 
 /// `adamw8.safetensors`: for each matrix its parameters before and after, recorded gradients `[steps, n]`, and bitsandbytes' codes
 /// at the end; `learning_rates`.
+///
+/// The limit of 1e-3 of the way is on all parameters together. Where a code of theirs and of ours differ, which a last bit of one moment
+/// decides, that weight takes other steps from there on; a small matrix of few such weights may be past the mean, so the limit of
+/// one matrix is twice as wide.
 #[test]
 fn a_hundred_steps_of_8_bit_adamw_follow_bitsandbytes() {
     let Some((card, folder)) = card_and_goldens() else { return };
@@ -350,7 +412,9 @@ fn a_hundred_steps_of_8_bit_adamw_follow_bitsandbytes() {
     let mut matrices: Vec<&str> = golden.keys().filter_map(|name| name.strip_prefix("grads.")).collect();
     matrices.sort_unstable();
     assert!(!matrices.is_empty() && rates.len() >= 100);
-    let (mut n_codes, mut n_equal, mut worst) = ([0; 2], [0; 2], 0f64);
+    let (mut n_codes, mut n_equal) = ([0; 2], [0; 2]);
+    // Squared distances to theirs and along their way, of all matrices; largest quotient of one and its name.
+    let (mut apart, mut way, mut worst) = (0.0, 0.0, (0.0, ""));
     for name in &matrices {
         let get = |part: &str| golden[&format!("{part}.{name}")].flatten_all().unwrap();
         let (initial, grads) = (get("initial"), golden[&format!("grads.{name}")].to_device(&card).unwrap());
@@ -374,22 +438,28 @@ fn a_hundred_steps_of_8_bit_adamw_follow_bitsandbytes() {
             n_codes[which] += ours.len();
             n_equal[which] += ours.len() - n_different(&ours, &theirs);
         }
-        // Distance to theirs in units of the distance travelled.
         let vector = |tensor: &Tensor| tensor.to_vec1::<f32>().unwrap();
         let (initial, ours, theirs) = (vector(&initial), vector(&params), vector(&get("final")));
-        let norm = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt();
-        worst = worst.max(norm(&ours, &theirs) / norm(&theirs, &initial));
+        let squared = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
+        let (of_apart, of_way) = (squared(&ours, &theirs), squared(&theirs, &initial));
+        (apart, way) = (apart + of_apart, way + of_way);
+        let off = (of_apart / of_way).sqrt();
+        assert!(off.is_finite(), "{name}: its parameters went nowhere");
+        if off >= worst.0 {
+            worst = (off, name);
+        }
     }
     let share = [0, 1].map(|i| n_equal[i] as f64 / n_codes[i] as f64);
+    let (off, (worst, name)) = (f64::sqrt(apart / way), worst);
     println!(
-        "{} matrices, {} steps: equal codes of m {:.4} %, of v {:.4} %; parameters off by at most {worst:.1e} of the way",
+        "{} matrices, {} steps: equal codes of m {:.4} %, of v {:.4} %; parameters off by {off:.2e} of the way, at most {worst:.2e} ({name})",
         matrices.len(),
         rates.len(),
         100.0 * share[0],
         100.0 * share[1],
     );
     assert!(
-        share.iter().all(|&share| share >= 0.999) && worst < 1e-3,
-        "{share:?} of the codes, parameters {worst:.1e}"
+        share.iter().all(|&share| share >= 0.999) && off <= 1e-3 && worst <= 2e-3,
+        "{share:?} of the codes; parameters {off:.2e} of the way, {worst:.2e} in {name}"
     );
 }
