@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::error::Explain;
-use crate::{data, format, generate, model, plan, step};
+use crate::{data, format, generate, hardware, model, plan, step};
 
 /// A run could not be started, continued or kept.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +36,8 @@ pub enum Error {
     NotFinite { what: &'static str, value: f64, step: usize, micro_batch: usize, checkpoint: Option<usize> },
     #[error("the background process of run {id} ended before it took the run up{}", log_tail(tail))]
     DidNotStart { id: String, tail: String },
+    #[error(transparent)]
+    Hardware(#[from] hardware::Error),
     #[error(transparent)]
     Data(#[from] data::Error),
     #[error(transparent)]
@@ -116,6 +118,7 @@ impl Explain for Error {
             Error::Damaged { .. } => "run.damaged",
             Error::NotFinite { .. } => "run.not_finite",
             Error::DidNotStart { .. } => "run.did_not_start",
+            Error::Hardware(e) => e.code(),
             Error::Data(e) => e.code(),
             Error::Model(e) => e.code(),
             Error::Plan(e) => e.code(),
@@ -159,6 +162,7 @@ impl Explain for Error {
                     .into()
             }
             Error::DidNotStart { .. } => "Start it without --detach to see what happens.".into(),
+            Error::Hardware(e) => e.next_step(),
             Error::Data(e) => e.next_step(),
             Error::Model(e) => e.next_step(),
             Error::Plan(e) => e.next_step(),

@@ -19,6 +19,8 @@ pub(crate) trait Learner {
     fn evaluate(&mut self, batch: &Batch) -> Result<f64, Error>;
     /// Clips, updates, forgets the gradients; returns the gradient norm before clipping.
     fn optimizer_step(&mut self, learning_rate: f64) -> Result<f64, Error>;
+    /// Back to before the first step: no gradients, empty moments, no updates made. The adapter stays as it is.
+    fn forget(&mut self) -> Result<(), Error>;
     /// Adapter weights by name.
     fn adapter(&self) -> Result<Tensors, Error>;
     /// Optimizer state by name.
@@ -89,6 +91,10 @@ impl Learner for Trainer {
 
     fn optimizer_step(&mut self, learning_rate: f64) -> Result<f64, Error> {
         Ok(Trainer::optimizer_step(self, learning_rate)?.grad_norm)
+    }
+
+    fn forget(&mut self) -> Result<(), Error> {
+        Ok(Trainer::forget(self)?)
     }
 
     fn adapter(&self) -> Result<Tensors, Error> {

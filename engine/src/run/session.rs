@@ -7,22 +7,26 @@ use super::checkpoint::{Checkpoints, State};
 use super::control::Control;
 use super::error::Error;
 use super::events::{Events, Notice, now_ms};
+use super::governor::{self, Governor};
 use super::learner::{Learner, set_adapter};
 use super::lock::RunLock;
 use super::memory::{self, MemoryMeter};
 use super::output;
 use super::prepare::{Opened, Prepared, Samples, check_unchanged, prepare};
+use super::rehearsal::{self, Rehearsal, Scene};
 use super::store::{RunFolder, RunRecord};
 use super::training::{Answer, Outcome, Training};
-use crate::config::{FORMAT_VERSION, RunConfig};
-use crate::data::Sample;
+use crate::config::{FORMAT_VERSION, GovernorConfig, RunConfig, Settings};
+use crate::data::{Batch, Sample};
 use crate::error::Explain;
 use crate::event::{FinishReason, TrainEvent};
+use crate::export;
 use crate::format;
 use crate::generate::{GenerateOptions, Generator};
 use crate::hardware::{self, Hardware};
-use crate::model::{Adapter, Model, ModelSource};
-use crate::plan;
+use crate::model::{Adapter, Model, ModelShape, ModelSource};
+use crate::plan::layout::layout;
+use crate::plan::{self, Family};
 use crate::step::{self, Trainer};
 
 /// Name of the file with the rows that are left out or cut.
@@ -147,6 +151,7 @@ fn begin(
         engine: env!("CARGO_PKG_VERSION").into(),
         created_ms: now_ms(),
         date: prepared.opened.encoder.date(),
+        device: Some(hardware.device_name().into()),
         out,
         given: prepared.config.clone(),
         resolved: prepared.plan.settings.clone(),
@@ -206,7 +211,11 @@ fn run(
         Adapter::new(&model.shape, &settings.lora, settings.seed, &device).map_err(|e| Error::Model(e.into()))?;
     events.phase("allocate")?;
     let mut trainer = Trainer::new(model, adapter, settings)?;
-    memory.set_planned(plan::planned_bytes(&trainer.model().shape, settings));
+    let plan = folder.plan()?;
+    let shape = trainer.model().shape.clone();
+    let buffer_bytes = plan::planned_bytes(&shape, settings) - plan::assumed_overhead_bytes(settings.train_on);
+    let beside: u64 = plan.items.iter().filter(|item| item.family == Family::Runtime).map(|item| item.bytes).sum();
+    memory.set_planned(buffer_bytes + beside);
 
     let checkpoints = folder.checkpoints();
     let saved_step = state.as_ref().map(|s| s.step);
@@ -217,11 +226,26 @@ fn run(
     }
     let state = state.unwrap_or_else(|| State::new(settings.seed));
 
-    let reserve_bytes = folder.plan()?.disk.checkpoint_bytes;
+    let reserve_bytes = plan.disk.checkpoint_bytes;
     // A disk that ran nearly full since the last time may still take the checkpoints themselves.
     let has_reserve = checkpoints.reserve(reserve_bytes).is_ok();
     let prompts = Prompts::choose(&opened, &samples.held_out, settings.n_samples, settings.length)?;
-    Training {
+    let rehearsed = folder.rehearsal()?;
+    let is_due = settings.rehearsal && rehearsed.is_none() && state.step == 0;
+    let governor_config = folder.governor()?;
+    if card.is_none() && governor_config.needs_a_card() {
+        events.warn(
+            "governor.blind",
+            "Nothing can be read of a card here, so limits of temperature and power and yielding to other programs are not \
+             kept. Quiet hours are."
+                .into(),
+        )?;
+    }
+    let watch = card.clone();
+    let readings = move || watch.as_ref().and_then(|card| card.newest());
+    let governor_file = folder.path().join(governor::FILE);
+    let governor = Governor::new(governor_config, Governor::clock(readings)).listening(governor_file);
+    let mut training = Training {
         settings,
         train: &samples.train,
         held_out: &samples.held_out,
@@ -230,14 +254,57 @@ fn run(
         events,
         checkpoints,
         control: Control::new(folder.path()),
+        governor,
+        expected: None,
         memory,
         card,
         state,
         saved_step,
         reserve_bytes,
         has_reserve,
+    };
+    let rehearsed = if is_due {
+        let mut scene = Scene {
+            plan: &plan,
+            filled_bytes: &|batch| filled_bytes(&shape, settings, batch),
+            buffer_bytes,
+            merge: &mut |trainer: &Trainer| {
+                export::merge_one(&opened.source, trainer.adapter(), settings.base).map_err(|e| e.to_string())
+            },
+        };
+        let rehearsed = training.rehearse(&mut scene)?;
+        if let Some(rehearsal) = &rehearsed {
+            keep(folder, record, &opened.source, rehearsal, training.events)?;
+        }
+        rehearsed
+    } else {
+        rehearsed
+    };
+    training.expected = rehearsed.map(|rehearsal| rehearsal.pace());
+    training.run()
+}
+
+/// Bytes of the buffers that a batch fills: those of a layout made for it.
+fn filled_bytes(shape: &ModelShape, settings: &Settings, batch: &Batch) -> u64 {
+    let head_rows = settings.head_rows.min(batch.n_supervised()).max(1);
+    let filled = Settings { length: batch.n_tokens(), micro_batch: 1, head_rows, ..settings.clone() };
+    layout(shape, &filled).buffer_bytes()
+}
+
+/// Keeps a rehearsal with the run, and what it measured with the computer. No run is worse without either.
+fn keep(
+    folder: &RunFolder,
+    record: &RunRecord,
+    source: &ModelSource,
+    rehearsal: &Rehearsal,
+    events: &mut Events<'_>,
+) -> Result<(), Error> {
+    let kept = folder.write_rehearsal(rehearsal);
+    let kept = kept.and_then(|()| Ok(rehearsal::remember(folder, record, source, rehearsal)?));
+    match kept {
+        Ok(()) => Ok(()),
+        Err(e) => events.warn("rehearsal.not_kept", format!("What was measured is not kept for later plans: {e}.")),
     }
-    .run()
 }
 
 /// Keeps the list of rows that are not trained as they stand with the run, and says so once.
@@ -423,6 +490,15 @@ pub fn ask_pause(folder: &RunFolder) -> Result<(), Error> {
 /// No process trains it.
 pub fn ask_continue(folder: &RunFolder) -> Result<(), Error> {
     running(folder)?.ask_continue()
+}
+
+/// Gives the governor of a run other settings. They hold at once where a process trains it, and for whoever takes it up.
+///
+/// # Errors
+/// Settings that make no sense, and a folder that cannot be written.
+pub fn govern(folder: &RunFolder, config: &GovernorConfig) -> Result<(), Error> {
+    governor::check(config)?;
+    folder.write_governor(config)
 }
 
 fn running(folder: &RunFolder) -> Result<Control, Error> {

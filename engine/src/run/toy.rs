@@ -23,8 +23,10 @@ pub(crate) struct Toy {
     n_evaluations: usize,
     /// Step (from 0) whose loss is NaN.
     pub(crate) nan_at: Option<usize>,
-    /// Called before each micro-batch with its number over the whole life of this learner.
+    /// Micro-batches over the whole life of this learner.
     pub(crate) n_micro_batches: usize,
+    /// Which of them has no memory.
+    pub(crate) fails_at: Option<usize>,
 }
 
 impl Toy {
@@ -39,7 +41,14 @@ impl Toy {
             n_evaluations: 0,
             nan_at: None,
             n_micro_batches: 0,
+            fails_at: None,
         }
+    }
+
+    /// True where what the next step depends on is the same.
+    pub(crate) fn is_where(&self, other: &Toy) -> bool {
+        let state = |toy: &Toy| (toy.weights, toy.moments, toy.gradients, toy.n_steps);
+        state(self) == state(other)
     }
 
     pub(crate) fn weights(&self) -> [f32; N] {
@@ -50,6 +59,10 @@ impl Toy {
 impl Learner for Toy {
     fn micro_batch(&mut self, batch: &Batch, n_supervised_step: usize, dropout_seed: u64) -> Result<f64, Error> {
         self.n_micro_batches += 1;
+        if self.fails_at == Some(self.n_micro_batches - 1) {
+            let error = candle_core::Error::Msg("out of memory".into());
+            return Err(Error::Step(crate::step::Error::Tensor(error)));
+        }
         if self.nan_at == Some(self.n_steps) {
             return Ok(f64::NAN);
         }
@@ -81,6 +94,11 @@ impl Learner for Toy {
         }
         self.gradients = [0.0; N];
         Ok(f64::from(norm))
+    }
+
+    fn forget(&mut self) -> Result<(), Error> {
+        (self.moments, self.gradients, self.n_steps) = ([0.0; N], [0.0; N], 0);
+        Ok(())
     }
 
     fn adapter(&self) -> Result<Tensors, Error> {
