@@ -80,6 +80,12 @@ pub struct RunConfig {
     /// When work is made safe.
     #[serde(default)]
     pub checkpoints: CheckpointConfig,
+    /// Measure time and memory on the data before the first step; it leaves no trace in what is trained.
+    #[serde(default = "yes")]
+    pub rehearsal: bool,
+    /// When a run slows down or pauses by itself.
+    #[serde(default)]
+    pub governor: GovernorConfig,
     /// Seeds adapter initialisation, data order and dropout.
     #[serde(default)]
     pub seed: u64,
@@ -143,6 +149,8 @@ impl RunConfig {
             evaluation: EvaluationConfig::default(),
             checkpoints: CheckpointConfig::default(),
             seed: 0,
+            rehearsal: true,
+            governor: GovernorConfig::default(),
             memory_limit_bytes: None,
             prices: None,
         }
@@ -151,6 +159,10 @@ impl RunConfig {
 
 fn format_version() -> u32 {
     FORMAT_VERSION
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// The examples of a run.
@@ -445,6 +457,92 @@ impl Default for CheckpointConfig {
     }
 }
 
+/// When a run slows down or pauses by itself, and goes on by itself. It changes when things are computed, never what.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
+#[serde(deny_unknown_fields, default)]
+#[ts(export)]
+pub struct GovernorConfig {
+    /// Degrees Celsius of the card above which a run rests between micro-batches, and pauses where that is not enough; 0 leaves
+    /// heat to the driver.
+    pub temperature_limit_c: f64,
+    /// Watts that the card draws on average at most, held by resting. A limit set in the driver itself costs less speed.
+    pub power_limit_w: Option<f64>,
+    /// Hours of local time in which a run pauses, "22:00-07:00".
+    pub quiet_hours: Option<QuietHours>,
+    /// Pause while another program wants the card.
+    pub yield_to_others: bool,
+    /// Another program wants the card when others hold this much more of its memory than before.
+    #[ts(type = "number")]
+    pub yield_bytes: u64,
+}
+
+impl Default for GovernorConfig {
+    /// A guard against heat, and nothing else. 87 °C is below what every GeForce card allows (88 to 93 °C).
+    fn default() -> Self {
+        Self {
+            temperature_limit_c: 87.0,
+            power_limit_w: None,
+            quiet_hours: None,
+            yield_to_others: false,
+            yield_bytes: 512 << 20,
+        }
+    }
+}
+
+impl GovernorConfig {
+    /// Whether somebody asked for what only a card's readings can tell.
+    pub(crate) fn needs_a_card(&self) -> bool {
+        let guard = [0.0, Self::default().temperature_limit_c];
+        self.power_limit_w.is_some() || self.yield_to_others || !guard.contains(&self.temperature_limit_c)
+    }
+}
+
+/// A daily window of local time, written "22:00-07:00"; it may cross midnight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, TS)]
+#[serde(try_from = "String", into = "String")]
+#[ts(export, type = "string")]
+pub struct QuietHours {
+    /// First minute of the day, from 0, that is quiet.
+    pub from_minute: u16,
+    /// First minute that no longer is.
+    pub to_minute: u16,
+}
+
+impl std::str::FromStr for QuietHours {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let minute = |time: &str| -> Option<u16> {
+            let (hour, minute) = time.trim().split_once(':')?;
+            let (hour, minute): (u16, u16) = (hour.parse().ok()?, minute.parse().ok()?);
+            (hour < 24 && minute < 60).then_some(60 * hour + minute)
+        };
+        let (from, to) =
+            text.split_once('-').and_then(|(from, to)| Some((minute(from)?, minute(to)?))).ok_or_else(|| {
+                format!("\"{text}\" is no window of the day; write it as 22:00-07:00, in hours from 0 to 23")
+            })?;
+        if from == to {
+            return Err(format!("\"{text}\" begins when it ends"));
+        }
+        Ok(Self { from_minute: from, to_minute: to })
+    }
+}
+
+impl TryFrom<String> for QuietHours {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<QuietHours> for String {
+    fn from(hours: QuietHours) -> Self {
+        let QuietHours { from_minute: from, to_minute: to } = hours;
+        format!("{:02}:{:02}-{:02}:{:02}", from / 60, from % 60, to / 60, to % 60)
+    }
+}
+
 /// A [`RunConfig`] with every choice made. Written to `run.toml`; a resumed run uses it unchanged.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
 #[serde(deny_unknown_fields)]
@@ -495,6 +593,10 @@ pub struct Settings {
     pub patience: Option<usize>,
     pub n_samples: usize,
     pub checkpoints: CheckpointConfig,
+    #[serde(default = "yes")]
+    pub rehearsal: bool,
+    #[serde(default)]
+    pub governor: GovernorConfig,
     pub seed: u64,
 }
 
@@ -533,12 +635,20 @@ impl Default for Settings {
             patience: None,
             n_samples: 0,
             checkpoints: CheckpointConfig::default(),
+            rehearsal: true,
+            governor: GovernorConfig::default(),
             seed: 0,
         }
     }
 }
 
 impl Settings {
+    /// Whether time was given for memory in a way that says little of the hardware's speed: what waits for a card's link, and the
+    /// parts of an MLP.
+    pub(crate) fn is_stretched(&self) -> bool {
+        self.offload_inputs || self.mlp_rows.is_some() || self.n_layers_streamed > 0
+    }
+
     /// Most tokens of one micro-batch, for which the buffers are laid out.
     pub fn max_tokens(&self) -> usize {
         self.micro_batch * self.length

@@ -10,6 +10,7 @@ use ts_rs::TS;
 use crate::error::ErrorReport;
 use crate::hardware::CardReading;
 use crate::plan::ladder::Rung;
+use crate::run::{Pace, Rehearsal};
 
 /// One line of `events.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
@@ -43,7 +44,7 @@ pub enum TrainEvent {
     },
     /// Something that takes a while began ("reading the model", "preparing examples", "evaluating").
     Phase {
-        /// Stable name: `load_model`, `prepare_data`, `allocate`, `train`, `evaluate`, `checkpoint`, `export`, `prove`.
+        /// Stable name: `load_model`, `prepare_data`, `allocate`, `rehearse`, `train`, `evaluate`, `checkpoint`, `export`, `prove`.
         name: String,
     },
     /// One optimizer step.
@@ -83,6 +84,23 @@ pub enum TrainEvent {
         best: bool,
         /// Supervised tokens it is the mean of.
         n_supervised_tokens: usize,
+    },
+    /// What a rehearsal before the first step measured, beside what the plan predicted.
+    Rehearsal {
+        /// All of it.
+        rehearsal: Rehearsal,
+    },
+    /// The governor slows the run down, pauses it, or lets it go on.
+    Governor {
+        /// What it does from now on.
+        pace: Pace,
+        /// Stable name of the reason, `governor.quiet_hours`; empty at full speed.
+        code: String,
+        /// The reason in words, with the values.
+        message: String,
+        /// When a pause ends, milliseconds since the Unix epoch, where that is known.
+        #[ts(type = "number | null")]
+        until_ms: Option<u64>,
     },
     /// A held-out prompt answered by the model as it is now.
     Sample {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use hearth_engine::config::{
-    BaseFormat, ColumnMapping, ComputeDtype, OptimizerKind, OverLength, Prices, Recompute, RunConfig, ScheduleKind,
-    Target,
+    BaseFormat, ColumnMapping, ComputeDtype, GovernorConfig, OptimizerKind, OverLength, Prices, QuietHours, Recompute,
+    RunConfig, ScheduleKind, Target,
 };
 use serde::de::DeserializeOwned;
 
@@ -156,6 +156,50 @@ pub(crate) struct ConfigArgs {
     /// Currency of the prices, as it is to be shown.
     #[arg(long, value_name = "NAME")]
     currency: Option<String>,
+    /// Start without measuring time and memory first.
+    #[arg(long)]
+    no_rehearsal: bool,
+    #[command(flatten)]
+    governor: GovernorArgs,
+}
+
+/// Flags of when a run slows down or pauses by itself.
+#[derive(Args, Debug, Default)]
+pub(crate) struct GovernorArgs {
+    /// Degrees Celsius of the card above which a run rests; 0 leaves heat to the driver.
+    #[arg(long, value_name = "CELSIUS")]
+    temperature_limit: Option<f64>,
+    /// Watts that the card draws on average at most; 0 for no limit.
+    #[arg(long, value_name = "WATTS")]
+    power_limit: Option<f64>,
+    /// Hours of local time in which a run pauses, like 22:00-07:00; "none" for none.
+    #[arg(long, value_parser = quiet_hours, value_name = "FROM-TO")]
+    quiet_hours: Option<Quiet>,
+    /// Pause while another program wants the card: true or false.
+    #[arg(long, value_name = "BOOL")]
+    yield_to_others: Option<bool>,
+    /// How much more of the card's memory others hold when they want it.
+    #[arg(long, value_name = "BYTES")]
+    yield_bytes: Option<u64>,
+}
+
+/// Quiet hours, or that there are none. An `Option` would mean to clap that the flag may be left out.
+#[derive(Clone, Copy, Debug)]
+struct Quiet(Option<QuietHours>);
+
+fn quiet_hours(text: &str) -> Result<Quiet, String> {
+    if text == "none" { Ok(Quiet(None)) } else { text.parse().map(|hours| Quiet(Some(hours))) }
+}
+
+impl GovernorArgs {
+    /// `config` with the flags laid over it.
+    pub(crate) fn over(self, config: &mut GovernorConfig) {
+        set(&mut config.temperature_limit_c, self.temperature_limit);
+        set(&mut config.power_limit_w, self.power_limit.map(|watts| (watts != 0.0).then_some(watts)));
+        set(&mut config.quiet_hours, self.quiet_hours.map(|quiet| quiet.0));
+        set(&mut config.yield_to_others, self.yield_to_others);
+        set(&mut config.yield_bytes, self.yield_bytes);
+    }
 }
 
 impl ConfigArgs {
@@ -256,6 +300,8 @@ impl ConfigArgs {
             set(&mut prices.per_hour, self.price_per_hour.map(Some));
             set(&mut prices.power_w, self.power.map(Some));
         }
+        config.rehearsal &= !self.no_rehearsal;
+        self.governor.over(&mut config.governor);
         config
     }
 }

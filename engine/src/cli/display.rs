@@ -79,6 +79,18 @@ impl Display {
                 self.line(&format!("step {step}: evaluation loss {}{best}", format::loss(*loss)));
             }
             TrainEvent::Rung { reason, words, .. } => self.line(&format!("note: {reason} {words}")),
+            TrainEvent::Rehearsal { rehearsal } => {
+                let (said, found) = (rehearsal.predicted, rehearsal.measured);
+                self.line(&format!(
+                    "Rehearsed in {}: {} and {} (planned {} and {}).",
+                    format::duration(rehearsal.seconds),
+                    format::duration(found.total_s),
+                    format::bytes(found.memory_bytes),
+                    format::duration(said.total_s),
+                    format::bytes(said.memory_bytes),
+                ));
+            }
+            TrainEvent::Governor { message, .. } => self.line(&format!("note: {message}")),
             TrainEvent::Warning { message, .. } => self.line(&format!("note: {message}")),
             TrainEvent::Exported { kind, path, proven } => {
                 let proven = if *proven { "proven" } else { "not proven" };
@@ -106,6 +118,7 @@ impl Display {
             "load_model" => "reading the model",
             "prepare_data" => "preparing the examples",
             "allocate" => "allocating the buffers",
+            "rehearse" => "rehearsing",
             "train" => "training",
             "evaluate" => "evaluating",
             "checkpoint" => "writing a checkpoint",

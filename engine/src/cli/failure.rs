@@ -140,7 +140,7 @@ impl From<run::Error> for Failure {
             E::NotFinite { .. } | E::Step(step::Error::NotFinite { .. }) | E::Data(_) => Exit::BadInput,
             E::Model(e) => exit_of_model(e),
             E::Plan(e) => exit_of_plan(e),
-            E::DidNotStart { .. } | E::Step(_) | E::Generate(_) => Exit::Internal,
+            E::DidNotStart { .. } | E::Hardware(_) | E::Step(_) | E::Generate(_) => Exit::Internal,
         };
         Self::of(exit, &e)
     }

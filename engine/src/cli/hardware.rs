@@ -2,7 +2,8 @@ use std::path::Path;
 
 use hearth_engine::format;
 use hearth_engine::hardware::{
-    Card, Disk, Hardware, MemoryUser, Throttle, TrainOn, described_by, here, measure_write, read_rates,
+    Card, Disk, Hardware, Measurements, MemoryUser, Throttle, TrainOn, described_by, here, measure_write,
+    read_measurements,
 };
 use hearth_engine::run::store::RATES;
 
@@ -16,12 +17,12 @@ pub(crate) struct Args {
     disk: bool,
 }
 
-/// The same computer, with the speeds that runs measured on it.
+/// The same computer, with what runs measured on it.
 pub(crate) fn with_rates(mut hardware: Hardware, rates: &Path) -> Hardware {
-    // Without them the plan calculates, and says so.
-    let measured = read_rates(rates, hardware.device_name()).unwrap_or_default();
-    if hardware.rates.is_empty() {
-        hardware.rates = measured;
+    // Without it the plan calculates, and says so.
+    let measured = read_measurements(rates, hardware.device_name()).unwrap_or_default();
+    if hardware.measurements == Measurements::default() {
+        hardware.measurements = measured;
     }
     hardware
 }

@@ -15,6 +15,7 @@ mod engine;
 mod export;
 mod failure;
 mod hardware;
+mod history;
 mod inspect;
 mod pair;
 mod plan;
@@ -87,10 +88,14 @@ enum Command {
     Pause(control::Args),
     /// Let a paused run go on.
     Continue(control::Args),
+    /// Change when a run slows down or pauses by itself: heat, power, quiet hours, other programs.
+    Govern(control::GovernArgs),
     /// Follow a run, from its beginning to its end.
     Watch(watch::Args),
     /// List the runs.
     Runs,
+    /// Show what runs on this computer were predicted to take and what they took.
+    History,
     /// Talk to a model as it was and as it was trained.
     Chat(chat::Args),
     /// Write a trained adapter or the merged model, and prove that it behaves like the one trained.
@@ -188,8 +193,10 @@ fn dispatch(context: &Context, command: Command) -> Result<Exit, Failure> {
         Command::Stop(args) => control::stop(context, args),
         Command::Pause(args) => control::pause(context, args),
         Command::Continue(args) => control::go_on(context, args),
+        Command::Govern(args) => control::govern(context, args),
         Command::Watch(args) => watch::run(context, args),
         Command::Runs => runs::run(context),
+        Command::History => history::run(context),
         Command::Chat(args) => chat::run(context, args),
         Command::Export(args) => export::run(context, args),
         Command::Score(args) => score::run(context, args),

@@ -1,9 +1,6 @@
 use std::path::PathBuf;
 
-use hearth_engine::event::TrainEvent;
-use hearth_engine::hardware::{MeasuredRate, here, here_to_train, record_rate};
-use hearth_engine::model::ModelSource;
-use hearth_engine::plan::model_key;
+use hearth_engine::hardware::here_to_train;
 use hearth_engine::run::store::RATES;
 use hearth_engine::run::{self, Outcome, RunFolder, interrupt};
 use serde_json::json;
@@ -63,7 +60,7 @@ pub(crate) fn detached(context: &Context, folder: &RunFolder) -> Result<Exit, Fa
 /// What follows when the training of this process is over.
 pub(crate) fn ended(context: &Context, folder: &RunFolder, outcome: Outcome) -> Result<Exit, Failure> {
     // The next plan is better for it, but no run is worse without.
-    let _ = remember_rate(context, folder);
+    let _ = run::remember_outcome(folder);
     match outcome {
         Outcome::Interrupted { step } => {
             if !context.json {
@@ -77,43 +74,4 @@ pub(crate) fn ended(context: &Context, folder: &RunFolder, outcome: Outcome) -> 
             None => Ok(Exit::Done),
         },
     }
-}
-
-/// Steps of one process from which its speed is taken, after as many to warm up.
-const RATE_STEPS: usize = 5;
-
-/// Keeps how fast this computer trained, for the plans of later runs.
-fn remember_rate(context: &Context, folder: &RunFolder) -> Result<(), Failure> {
-    let record = folder.record()?;
-    let history = folder.history()?;
-    let mut steps = Vec::new();
-    for line in history.lines() {
-        match line.event {
-            TrainEvent::Started { .. } => steps.clear(),
-            TrainEvent::Step { n_tokens, step_ms, .. } => steps.push((n_tokens, step_ms)),
-            // From there on it was not computed as it was planned.
-            TrainEvent::Rung { .. } => return Ok(()),
-            _ => {}
-        }
-    }
-    if steps.len() < 2 * RATE_STEPS {
-        return Ok(());
-    }
-    let (n_tokens, ms) = steps[RATE_STEPS..].iter().fold((0, 0.0), |(n, t), (tokens, ms)| (n + tokens, t + ms));
-    let n_micro_batches = (steps.len() - RATE_STEPS) * record.resolved.accumulation;
-    let source = ModelSource::open(&record.given.model)?;
-    if record.resolved.n_layers_eased > 0 {
-        // Between two modes: it would be taken for the slower one.
-        return Ok(());
-    }
-    let rate = MeasuredRate {
-        device: here()?.device_name().to_string(),
-        model: model_key(source.shape()),
-        base: record.resolved.base,
-        recompute: record.resolved.recompute,
-        micro_batch_tokens: n_tokens / n_micro_batches.max(1),
-        tokens_per_s: n_tokens as f64 / (ms / 1000.0),
-        time_ms: history.lines().last().map_or(0, |line| line.time_ms),
-    };
-    Ok(record_rate(&context.runs_dir.join(RATES), rate)?)
 }

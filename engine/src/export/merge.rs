@@ -52,6 +52,13 @@ pub(super) fn tensor(
     Ok(Merged { values: weight.flatten_all()?.to_vec1()?, base: before })
 }
 
+/// Merges one linear layer and drops it; returns which share of all linear layers it is. What an export does for each of them.
+pub(crate) fn merge_one(source: &ModelSource, adapter: &Adapter, base: BaseFormat) -> Result<f64, Error> {
+    let name = format!("model.layers.0.{}.weight", Target::Q.module());
+    let merged = tensor(source, adapter, base, &name, false)?;
+    Ok(merged.values.len() as f64 / source.shape().linear_params() as f64)
+}
+
 /// Layer and place of a block's linear layer.
 pub(super) fn linear(name: &str) -> Option<(usize, Target)> {
     let (layer, module) = name.strip_prefix("model.layers.")?.strip_suffix(".weight")?.split_once('.')?;

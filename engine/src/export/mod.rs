@@ -22,6 +22,7 @@ mod witness;
 
 pub use adapter::{WrittenAdapter, write_adapter};
 pub use error::Error;
+pub(crate) use merge::merge_one;
 pub use merged::{MergeOptions, Written, write_merged};
 pub use proof::{
     AnswerCheck, Check, ExportKind, LayerChange, Measured, PROOF, Proof, Verdict, prove_adapter, prove_merged,

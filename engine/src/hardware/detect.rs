@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::bounded::{self, Ended};
 use super::nvml::{self, Answer};
-use super::{Card, CardReport, Disk, Hardware, Processor, TrainOn, profile, smi};
+use super::{Card, CardReport, Disk, Hardware, Measurements, Processor, TrainOn, profile, smi};
 
 /// How cards are looked for.
 #[derive(Clone, Debug)]
@@ -74,7 +74,7 @@ pub fn detect_with(probe: &CardProbe) -> Hardware {
         disks: disks.recv_timeout(DISK_LIMIT).unwrap_or_default(),
         is_wsl: is_wsl(),
         advice: Vec::new(),
-        rates: Vec::new(),
+        measurements: Measurements::default(),
     }
 }
 

@@ -32,7 +32,9 @@ pub use self::disk::measure_write;
 pub use self::error::Error;
 pub use self::here::{HARDWARE_FILE, card_free_bytes, described_by, here, here_to_train, watch};
 pub use self::profile::{Host, Profile, ProfileCard, profile, profile_of, profiles};
-pub use self::rates::{MeasuredRate, RATES_FILE, read_rates, record_rate};
+pub use self::rates::{
+    Basis, MeasuredOverhead, MeasuredRate, Measurements, Prediction, RATES_FILE, read_measurements, record,
+};
 pub use self::smi::{CardOutcome, CardReport};
 pub use self::store::{CardStore, OwnCard};
 pub use self::watch::{CardReading, CardSample, CardWatch, Throttle, WATCH_EVERY};
@@ -71,9 +73,9 @@ pub struct Hardware {
     #[serde(default)]
     #[ts(optional, as = "Option<Vec<Advice>>")]
     pub advice: Vec<Advice>,
-    /// Speeds measured on this hardware; [`read_rates`] reads them, the plan prefers them to calculated ones.
+    /// What runs measured on it; [`read_measurements`] reads it, the plan prefers it to what it calculates.
     #[serde(default)]
-    pub rates: Vec<MeasuredRate>,
+    pub measurements: Measurements,
 }
 
 /// Where a run trains.

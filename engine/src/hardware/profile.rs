@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use ts_rs::TS;
 
 use super::bundled::FILES;
-use super::{Card, Hardware, PcieLink, Processor, TrainOn, nvml};
+use super::{Card, Hardware, Measurements, PcieLink, Processor, TrainOn, nvml};
 
 static PROFILES: LazyLock<Vec<Profile>> = LazyLock::new(|| {
     // A test reads every file, so a broken one cannot ship.
@@ -168,7 +168,7 @@ impl Profile {
             disks: Vec::new(),
             is_wsl: false,
             advice: Vec::new(),
-            rates: Vec::new(),
+            measurements: Measurements::default(),
         }
     }
 
@@ -181,7 +181,7 @@ impl Profile {
             card_report: None,
             train_on: described.train_on,
             advice: Vec::new(),
-            rates: Vec::new(),
+            measurements: Measurements::default(),
             ..computer.clone()
         }
     }

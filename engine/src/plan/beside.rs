@@ -60,6 +60,26 @@ fn beside(shape: &ModelShape, settings: &Settings, layout: &Layout) -> Vec<Item>
     beside
 }
 
+/// What [`items`] assume that a process takes of its device beside all that is listed.
+pub fn assumed_overhead_bytes(train_on: TrainOn) -> u64 {
+    match train_on {
+        TrainOn::Card => layout::RUNTIME_BYTES + CARD_OVERHEAD_BYTES,
+        TrainOn::Processor => layout::RUNTIME_BYTES,
+    }
+}
+
+/// The same lines with `bytes` in place of what they assume: the first of them is the one that takes what is left.
+pub(super) fn with_overhead(mut items: Vec<PlanItem>, bytes: u64) -> Vec<PlanItem> {
+    let mut left = bytes;
+    let mut lines = items.iter_mut().filter(|item| item.family == Family::Runtime).rev().peekable();
+    while let Some(line) = lines.next() {
+        let is_last = lines.peek().is_none();
+        line.bytes = if is_last { left } else { line.bytes.min(left) };
+        left -= line.bytes;
+    }
+    items
+}
+
 /// Keys, values and rows in flight of the answers that an evaluation ends with. They are dequantised in the step's own slot.
 fn sample_bytes(shape: &ModelShape, settings: &Settings) -> u64 {
     let asked = Asked {
@@ -177,6 +197,8 @@ fn takes_as_much(a: &Settings, b: &Settings) -> bool {
         patience: _,
         n_samples,
         checkpoints: _,
+        rehearsal: _,
+        governor: _,
         seed: _,
     } = a;
     (*length, *micro_batch, *head_rows, *n_samples) == (b.length, b.micro_batch, b.head_rows, b.n_samples)

@@ -4,21 +4,9 @@ use serde::{Deserialize, Serialize};
 use ts_rs::TS;
 
 use crate::config::{BaseFormat, ComputeDtype, LoraConfig, OptimizerKind, Recompute, Settings, Target};
-use crate::hardware::{Hardware, MeasuredRate};
+pub use crate::hardware::Basis;
+use crate::hardware::{Hardware, MeasuredRate, Prediction};
 use crate::model::ModelShape;
-
-/// Where a speed is from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, TS)]
-#[serde(rename_all = "snake_case")]
-#[ts(export)]
-pub enum Basis {
-    /// This model in this mode, on this hardware.
-    Measured,
-    /// Another model or mode on this hardware, converted by its floating-point operations.
-    Scaled,
-    /// Operations over the hardware's rate.
-    Calculated,
-}
 
 /// How long a run takes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
@@ -77,14 +65,14 @@ pub(super) struct Mix {
 }
 
 impl Mix {
-    /// That of settings.
-    pub(super) fn of(settings: &Settings, n_layers: usize) -> Self {
-        Mix { mode: settings.recompute, eased: settings.n_layers_eased.min(n_layers) as f64 / n_layers.max(1) as f64 }
+    /// `n_eased` of `n_layers` layers recompute one step less than `mode`.
+    pub(super) fn new(mode: Recompute, n_eased: usize, n_layers: usize) -> Self {
+        Mix { mode, eased: n_eased.min(n_layers) as f64 / n_layers.max(1) as f64 }
     }
 
-    /// All layers alike.
-    pub(super) fn whole(mode: Recompute) -> Self {
-        Mix { mode, eased: 0.0 }
+    /// That of settings.
+    pub(super) fn of(settings: &Settings, n_layers: usize) -> Self {
+        Self::new(settings.recompute, settings.n_layers_eased, n_layers)
     }
 
     fn mean(self, of: impl Fn(Recompute) -> f64) -> f64 {
@@ -166,10 +154,41 @@ const UNKNOWN_CARD_BYTES_PER_S: f64 = 250e9;
 const HALF_TOKENS: f64 = 16.0;
 const CARD_HALF_TOKENS: f64 = 64.0;
 
-/// To expect around a time, by its basis.
+/// To expect around a time, by its basis, until [`LEAST_PAST`] runs on the device have ended: then it is as far off as nine of ten
+/// of the last [`MOST_PAST`] predictions of that basis were, and at least [`LEAST_PLUS_MINUS`].
 const MEASURED_PLUS_MINUS: f64 = 0.05;
 const SCALED_PLUS_MINUS: f64 = 0.15;
 const CALCULATED_PLUS_MINUS: f64 = 0.35;
+const LEAST_PAST: usize = 3;
+const MOST_PAST: usize = 20;
+const LEAST_PLUS_MINUS: f64 = 0.02;
+
+fn plus_minus(hardware: &Hardware, basis: Basis) -> f64 {
+    let mine = |p: &&Prediction| p.device == hardware.device_name() && p.basis == basis;
+    let past = hardware.measurements.predictions.iter().rev().filter(mine).take(MOST_PAST);
+    let mut off: Vec<f64> =
+        past.map(|p| (p.measured_s / p.predicted_s - 1.0).abs()).filter(|x| x.is_finite()).collect();
+    if off.len() < LEAST_PAST {
+        return match basis {
+            Basis::Measured => MEASURED_PLUS_MINUS,
+            Basis::Scaled => SCALED_PLUS_MINUS,
+            Basis::Calculated => CALCULATED_PLUS_MINUS,
+        };
+    }
+    off.sort_by(f64::total_cmp);
+    off[(off.len() * 9).div_ceil(10) - 1].max(LEAST_PLUS_MINUS)
+}
+
+/// Bytes that runs on this hardware took beside their buffers. Of this model what it took itself; of another one the most that any
+/// took, and no less than `assumed`.
+pub(super) fn overhead_bytes(hardware: &Hardware, shape: &ModelShape, assumed: u64) -> u64 {
+    let key = model_key(shape);
+    let mine = || hardware.measurements.overheads.iter().filter(|o| o.device == hardware.device_name());
+    match mine().find(|overhead| overhead.model == key) {
+        Some(measured) => measured.bytes,
+        None => mine().map(|overhead| overhead.bytes).fold(assumed, u64::max),
+    }
+}
 
 fn rates(hardware: &Hardware) -> Rates {
     match hardware.training_card() {
@@ -312,36 +331,44 @@ pub(super) fn speed(
     let rates = rates(hardware);
     let plain = calculated(shape, &rates, settings.compute, load);
     let key = model_key(shape);
+    let ratio = |measured: usize, here: f64| (measured.max(1) as f64 / here.max(1.0)).ln().abs();
+    let mix = |rate: &MeasuredRate| Mix::new(rate.recompute, rate.n_layers_eased, shape.n_layers);
+    // How far off a measurement is: first what it computed, then how long and how many its sequences were.
     let distance = |rate: &MeasuredRate| {
-        let tokens = (rate.micro_batch_tokens.max(1) as f64 / load.tokens.max(1.0)).ln().abs();
-        (rate.model != key, rate.base != load.base, Mix::whole(rate.recompute) != load.recompute, tokens)
+        let length = if rate.length == 0 { 0.0 } else { ratio(rate.length, settings.length as f64) };
+        let size = ratio(rate.micro_batch_tokens, load.tokens) + length;
+        (rate.base != load.base, mix(rate) != load.recompute, rate.compute.is_none(), size)
     };
-    let mine = hardware.rates.iter().filter(|rate| {
-        rate.device == hardware.device_name() && rate.tokens_per_s.is_finite() && rate.tokens_per_s > 0.0
-    });
-    // Another model's rate says little about this one's operations, so only this model's are used.
-    let nearest = mine.filter(|rate| rate.model == key).min_by(|a, b| {
+    // Another model's rate says little about this one's operations, and neither does another type's.
+    let is_mine = |rate: &&MeasuredRate| {
+        (rate.device == hardware.device_name() && rate.model == key)
+            && rate.compute.is_none_or(|compute| compute == settings.compute)
+            && rate.tokens_per_s.is_finite()
+            && rate.tokens_per_s > 0.0
+    };
+    let nearest = hardware.measurements.rates.iter().filter(is_mine).min_by(|a, b| {
         let (a, b) = (distance(a), distance(b));
         (a.0, a.1, a.2).cmp(&(b.0, b.1, b.2)).then(a.3.total_cmp(&b.3))
     });
     let Some(rate) = nearest else {
-        return Speed { tokens_per_s: plain, basis: Basis::Calculated, plus_minus: CALCULATED_PLUS_MINUS };
+        let basis = Basis::Calculated;
+        return Speed { tokens_per_s: plain, basis, plus_minus: plus_minus(hardware, basis) };
     };
+    // Sequences of another limit are taken to be longer or shorter alike.
+    let longer = if rate.length == 0 { 1.0 } else { rate.length as f64 / settings.length.max(1) as f64 };
     let measured_load = Load {
         base: rate.base,
-        recompute: Mix::whole(rate.recompute),
+        recompute: mix(rate),
         tokens: rate.micro_batch_tokens.max(1) as f64,
-        flops: Flops::per_token(shape, &settings.lora, Mix::whole(rate.recompute), attended, learned),
+        flops: Flops::per_token(shape, &settings.lora, mix(rate), attended * longer, learned),
         mlp_parts: 1.0,
     };
     let tokens_per_s = plain * rate.tokens_per_s / calculated(shape, &rates, settings.compute, &measured_load);
-    let (_, other_base, other_mode, tokens) = distance(rate);
-    let same = !other_base && !other_mode && tokens < 0.5_f64.ln().abs();
-    Speed {
-        tokens_per_s,
-        basis: if same { Basis::Measured } else { Basis::Scaled },
-        plus_minus: if same { MEASURED_PLUS_MINUS } else { SCALED_PLUS_MINUS },
-    }
+    let (other_base, other_mode, _, size) = distance(rate);
+    // Nothing of what is remembered was measured in parts or over a link.
+    let same = !other_base && !other_mode && !settings.is_stretched() && size < 2f64.ln();
+    let basis = if same { Basis::Measured } else { Basis::Scaled };
+    Speed { tokens_per_s, basis, plus_minus: plus_minus(hardware, basis) }
 }
 
 #[cfg(test)]
@@ -362,10 +389,65 @@ mod tests {
         ];
         for (shape, s, giga) in expected {
             for (mode, giga) in [Recompute::N, Recompute::C1, Recompute::C0].into_iter().zip(giga) {
-                let got = Flops::per_token(&shape, &lora, Mix::whole(mode), s, 1.0).total() / 1e9;
+                let got = Flops::per_token(&shape, &lora, Mix::new(mode, 0, 1), s, 1.0).total() / 1e9;
                 assert!((got / giga - 1.0).abs() < 0.003, "{} {s} {mode:?}: {got} for {giga}", shape.n_layers);
             }
         }
+    }
+
+    #[test]
+    fn the_error_bar_is_what_nine_of_ten_past_predictions_of_its_kind_were_within() {
+        let mut hardware = crate::hardware::profile("no-card").expect("bundled").hardware();
+        let device = hardware.device_name().to_string();
+        let past = |basis, measured_s| Prediction {
+            device: device.clone(),
+            model: "m".into(),
+            run_id: "r".into(),
+            basis,
+            n_steps: 9,
+            predicted_s: 100.0,
+            rehearsed_s: None,
+            measured_s,
+            predicted_bytes: 0,
+            measured_bytes: 0,
+            time_ms: 0,
+        };
+        let (measured, calculated) = (Basis::Measured, Basis::Calculated);
+        let mut predictions = vec![past(measured, 103.0), past(measured, 92.0), past(calculated, 170.0)];
+        hardware.measurements.predictions = predictions.clone();
+        assert_eq!(plus_minus(&hardware, measured), MEASURED_PLUS_MINUS, "two say nothing yet");
+        predictions.push(past(measured, 101.0));
+        hardware.measurements.predictions = predictions.clone();
+        assert!((plus_minus(&hardware, measured) - 0.08).abs() < 1e-12, "the worst of three");
+        assert_eq!(plus_minus(&hardware, calculated), CALCULATED_PLUS_MINUS);
+        // Of twenty the two worst do not count; older ones are forgotten.
+        predictions.extend((0..20).map(|i| past(measured, if i < 2 { 150.0 } else { 101.0 })));
+        hardware.measurements.predictions = predictions.clone();
+        assert_eq!(plus_minus(&hardware, measured), LEAST_PLUS_MINUS);
+        predictions.iter_mut().for_each(|p| p.device = "another".into());
+        hardware.measurements.predictions = predictions;
+        assert_eq!(plus_minus(&hardware, measured), MEASURED_PLUS_MINUS);
+    }
+
+    #[test]
+    fn an_overhead_of_this_model_is_taken_as_measured_and_of_others_only_where_it_is_more() {
+        let mut hardware = crate::hardware::profile("no-card").expect("bundled").hardware();
+        let shape = llama_1b();
+        assert_eq!(overhead_bytes(&hardware, &shape, 100), 100);
+        let device = hardware.device_name().to_string();
+        let measured = |model: &str, bytes| crate::hardware::MeasuredOverhead {
+            device: device.clone(),
+            model: model.into(),
+            bytes,
+            time_ms: 0,
+        };
+        let (less, more, own) = (measured("a", 50), measured("b", 200), measured(&model_key(&shape), 70));
+        hardware.measurements.overheads = vec![less.clone()];
+        assert_eq!(overhead_bytes(&hardware, &shape, 100), 100);
+        hardware.measurements.overheads = vec![less.clone(), more.clone()];
+        assert_eq!(overhead_bytes(&hardware, &shape, 100), 200);
+        hardware.measurements.overheads = vec![less, more, own];
+        assert_eq!(overhead_bytes(&hardware, &shape, 100), 70);
     }
 
     #[test]

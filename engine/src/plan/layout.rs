@@ -122,11 +122,18 @@ impl Layout {
     pub fn bytes(&self) -> u64 {
         self.items.iter().map(|item| item.bytes).sum()
     }
+
+    /// Bytes of the buffers alone, without what the process takes beside them.
+    pub fn buffer_bytes(&self) -> u64 {
+        self.items.iter().filter(|item| item.name != RUNTIME).map(|item| item.bytes).fold(0, u64::saturating_add)
+    }
 }
 
 /// Anonymous memory a process takes beside the buffers while it trains on the processor: threads, packing panels of the matrix
 /// products, the tokenizer's tables. Measured with the `step` benchmark on SmolLM2-135M.
-pub(crate) const RUNTIME_BYTES: u64 = 8 << 20;
+pub const RUNTIME_BYTES: u64 = 8 << 20;
+/// Name of their item.
+pub const RUNTIME: &str = "runtime";
 
 /// Columns of a buffer that an adapter widens: rows of 16-bit numbers start at multiples of 16 bytes whatever the rank, as a card's
 /// attention asks.
@@ -256,7 +263,7 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
         item("kept", "Kept activations", Family::Activations, kept_bytes, Some("recompute")),
         item("workspace", "Layer and loss workspace", Family::Activations, work_bytes, Some("length")),
         item("inputs", "Batch and positions", Family::Activations, inputs_bytes as u64, Some("length")),
-        item("runtime", "Threads and libraries", Family::Runtime, RUNTIME_BYTES, None),
+        item(RUNTIME, "Threads and libraries", Family::Runtime, RUNTIME_BYTES, None),
     ];
     if !settings.embedding_on_host {
         items.insert(1, item("embeddings", "Embeddings", Family::Weights, embedding, Some("embedding_on_host")));

@@ -21,7 +21,9 @@ mod table;
 use serde::{Deserialize, Serialize};
 use ts_rs::TS;
 
-pub use self::beside::{CARD_OVERHEAD_BYTES, CUDA_CONTEXT_BYTES, SAMPLE_CACHE_BYTES, SAMPLE_TOKENS, planned_bytes};
+pub use self::beside::{
+    CARD_OVERHEAD_BYTES, CUDA_CONTEXT_BYTES, SAMPLE_CACHE_BYTES, SAMPLE_TOKENS, assumed_overhead_bytes, planned_bytes,
+};
 pub use self::cost::{Basis, TimeEstimate, model_key};
 pub use self::error::Error;
 pub use self::largest::{

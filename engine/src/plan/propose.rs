@@ -62,6 +62,8 @@ pub(super) struct Task<'a> {
     pub(super) hardware: &'a Hardware,
     pub(super) lengths: Lengths,
     sums: &'a Sums,
+    /// What the process takes beside all that is listed: measured where a run has measured it, else assumed.
+    overhead_bytes: u64,
 }
 
 /// Settings, and what they cost.
@@ -98,7 +100,13 @@ struct Frame {
 impl<'a> Task<'a> {
     /// `sums` are those of this shape.
     pub(super) fn new(shape: &'a ModelShape, data: &DataStats, hardware: &'a Hardware, sums: &'a Sums) -> Self {
-        Task { shape, hardware, lengths: Lengths::new(data), sums }
+        Self::of(shape, hardware, Lengths::new(data), sums)
+    }
+
+    fn of(shape: &'a ModelShape, hardware: &'a Hardware, lengths: Lengths, sums: &'a Sums) -> Self {
+        let assumed = beside::assumed_overhead_bytes(hardware.train_on);
+        let overhead_bytes = cost::overhead_bytes(hardware, shape, assumed);
+        Task { shape, hardware, lengths, sums, overhead_bytes }
     }
 
     /// The same examples for another model.
@@ -106,7 +114,7 @@ impl<'a> Task<'a> {
     where
         'a: 'b,
     {
-        Task { shape, hardware: self.hardware, lengths: self.lengths.clone(), sums }
+        Task::of(shape, self.hardware, self.lengths.clone(), sums)
     }
 
     /// The same on another computer.
@@ -114,7 +122,7 @@ impl<'a> Task<'a> {
     where
         'a: 'b,
     {
-        Task { shape: self.shape, hardware, lengths: self.lengths.clone(), sums: self.sums }
+        Task::of(self.shape, hardware, self.lengths.clone(), self.sums)
     }
 
     /// The proposal for what `config` leaves open.
@@ -206,12 +214,13 @@ impl<'a> Task<'a> {
 
     /// The lines of [`Task::bytes`].
     pub(super) fn items(&self, settings: &Settings) -> Vec<PlanItem> {
-        beside::items(self.shape, settings)
+        beside::with_overhead(beside::items(self.shape, settings), self.overhead_bytes)
     }
 
     /// Planned peak.
     pub(super) fn bytes(&self, settings: &Settings) -> u64 {
-        self.sums.of(self.shape, settings).planned_bytes
+        let assumed = beside::assumed_overhead_bytes(settings.train_on);
+        (self.sums.of(self.shape, settings).planned_bytes - assumed).saturating_add(self.overhead_bytes)
     }
 
     pub(super) fn budget(&self, config: &RunConfig) -> Budget {
@@ -578,6 +587,8 @@ fn settings(
         patience: config.evaluation.patience,
         n_samples: if evaluates(config, frame) { config.evaluation.n_samples } else { 0 },
         checkpoints: config.checkpoints.clone(),
+        rehearsal: config.rehearsal,
+        governor: config.governor.clone(),
         seed: config.seed,
         // Where and in which form it is computed: the candidate's.
         ..Settings::default()

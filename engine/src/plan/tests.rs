@@ -507,8 +507,12 @@ fn a_measured_speed_replaces_the_calculated_one() {
     let mut rate = MeasuredRate {
         device: hardware.device_name().into(),
         model: model_key(&shape),
+        compute: Some(s.compute),
         base: s.base,
         recompute: s.recompute,
+        n_layers_eased: 0,
+        length: s.length,
+        micro_batch: s.micro_batch,
         micro_batch_tokens,
         tokens_per_s: 123.0,
         time_ms: 0,
@@ -517,7 +521,7 @@ fn a_measured_speed_replaces_the_calculated_one() {
     pinned.data.length = Some(s.length);
     (pinned.micro_batch, pinned.accumulation) = (Some(s.micro_batch), Some(s.accumulation));
     let with = |rate: &MeasuredRate, hardware: &mut Hardware| {
-        hardware.rates = vec![rate.clone()];
+        hardware.measurements.rates = vec![rate.clone()];
         plan(&shape, &data, &pinned, hardware).expect("planned").time
     };
     let measured = with(&rate, &mut hardware);
@@ -528,6 +532,10 @@ fn a_measured_speed_replaces_the_calculated_one() {
     let scaled = with(&rate, &mut hardware);
     assert_eq!(scaled.basis, Basis::Scaled);
     assert!(scaled.tokens_per_s > 123.0, "less to compute than in C0");
+    rate.compute = Some(ComputeDtype::Bf16);
+    assert_eq!(with(&rate, &mut hardware).basis, Basis::Calculated, "another type is another speed");
+    rate.compute = None;
+    assert_eq!(with(&rate, &mut hardware).basis, Basis::Scaled, "one of an earlier version");
     rate.model = "another".into();
     assert_eq!(with(&rate, &mut hardware).basis, Basis::Calculated);
     rate.model = model_key(&shape);

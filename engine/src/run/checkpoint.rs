@@ -146,6 +146,14 @@ impl Checkpoints {
         result
     }
 
+    /// Writes what [`Checkpoints::save`] would write and takes it away again. Returns its size in bytes.
+    pub(crate) fn rehearse(&self, state: &State, adapter: Tensors, optimizer: Tensors) -> Result<u64, Error> {
+        let writing = self.folder.join(WRITING);
+        let result = self.write_aside(&writing, state, adapter, optimizer);
+        remove_folder(&writing).map_err(|e| Error::io(&writing, e))?;
+        result
+    }
+
     fn write_aside(&self, writing: &Path, state: &State, adapter: Tensors, optimizer: Tensors) -> Result<u64, Error> {
         let at = |path: &Path| {
             let path = path.to_path_buf();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Explain, out_of_memory};
 use crate::ops::memory::{self, OutOfMemory};
-use crate::{data, format, generate, model, plan, step};
+use crate::{data, format, generate, hardware, model, plan, step};
 
 /// A run could not be started, continued or kept.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +43,8 @@ pub enum Error {
     OutOfMemory { doing: &'static str, shortage: OutOfMemory, checkpoint: Option<usize> },
     #[error("the background process of run {id} ended before it took the run up{}", log_tail(tail))]
     DidNotStart { id: String, tail: String },
+    #[error(transparent)]
+    Hardware(#[from] hardware::Error),
     #[error(transparent)]
     Data(#[from] data::Error),
     #[error(transparent)]
@@ -142,6 +144,7 @@ impl Explain for Error {
             Error::NotFinite { .. } => "run.not_finite",
             Error::OutOfMemory { .. } => "run.out_of_memory",
             Error::DidNotStart { .. } => "run.did_not_start",
+            Error::Hardware(e) => e.code(),
             Error::Data(e) => e.code(),
             Error::Model(e) => e.code(),
             Error::Plan(e) => e.code(),
@@ -190,6 +193,7 @@ impl Explain for Error {
                     .into()
             }
             Error::DidNotStart { .. } => "Start it without --detach to see what happens.".into(),
+            Error::Hardware(e) => e.next_step(),
             Error::Data(e) => e.next_step(),
             Error::Model(e) => e.next_step(),
             Error::Plan(e) => e.next_step(),

@@ -39,7 +39,7 @@ pub(crate) trait Learner {
     fn forget(&mut self) -> Result<(), Error>;
     /// The next rung below `settings`.
     fn less(&self, settings: &Settings) -> Option<Rung>;
-    /// Planned peak with what there is.
+    /// Planned peak with what there is, but for what the process takes beside all that a plan lists.
     fn planned_bytes(&self) -> u64;
     /// Forward and backward; gradients add up until the optimizer step. Returns the summed negative log-likelihood.
     fn micro_batch(&mut self, batch: &Batch, part: Part) -> Result<f64, Error>;
@@ -47,6 +47,8 @@ pub(crate) trait Learner {
     fn evaluate(&mut self, batch: &Batch) -> Result<f64, Error>;
     /// Clips, updates, forgets the gradients; returns the gradient norm before clipping. Nothing is updated where it lacks memory.
     fn optimizer_step(&mut self, learning_rate: f64) -> Result<f64, Error>;
+    /// Back to before the first step: no gradients, empty moments, no updates made. The adapter stays as it is.
+    fn forget_training(&mut self) -> Result<(), Error>;
     /// Adapter weights by name, copies that count as `held`.
     fn adapter(&self, held: &Held) -> Result<Tensors, Error>;
     /// Optimizer state by name; what its writing will copy counts as `held`.
@@ -128,7 +130,8 @@ impl Learner for Trainer {
     }
 
     fn planned_bytes(&self) -> u64 {
-        plan::planned_bytes(&self.model().shape, self.settings())
+        let settings = self.settings();
+        plan::planned_bytes(&self.model().shape, settings) - plan::assumed_overhead_bytes(settings.train_on)
     }
 
     fn micro_batch(&mut self, batch: &Batch, part: Part) -> Result<f64, Error> {
@@ -142,6 +145,10 @@ impl Learner for Trainer {
 
     fn optimizer_step(&mut self, learning_rate: f64) -> Result<f64, Error> {
         Ok(Trainer::optimizer_step(self, learning_rate)?.grad_norm)
+    }
+
+    fn forget_training(&mut self) -> Result<(), Error> {
+        Ok(Trainer::forget_training(self)?)
     }
 
     fn adapter(&self, held: &Held) -> Result<Tensors, Error> {

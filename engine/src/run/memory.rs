@@ -48,6 +48,11 @@ impl MemoryMeter {
         }
     }
 
+    /// What the process holds of a card beside its pool, as the last reading found it; none on the processor.
+    pub(crate) fn beside_pool_bytes(&self) -> Option<u64> {
+        self.share.map(|share| share.context_bytes + share.libraries_bytes)
+    }
+
     /// Reads now and keeps the highest reading.
     pub fn read(&mut self) -> MemoryReading {
         let pool = pool(&self.device);

@@ -9,8 +9,8 @@ use sha2::{Digest, Sha256};
 use super::checkpoint::{hash_file, hex};
 use super::cursor;
 use super::error::Error;
-use super::output;
 use super::store::Inputs;
+use super::{governor, output};
 use crate::config::{FORMAT_VERSION, RunConfig, Settings};
 use crate::data::{self, Dataset, Encoder, Problem, Sample};
 use crate::format;
@@ -163,6 +163,7 @@ fn check(config: &RunConfig) -> Result<(), Error> {
     if config.data.path.as_os_str().is_empty() {
         return refuse("data.path", "\"\"".into(), "no data file given");
     }
+    governor::check(&config.governor)?;
     for (field, path) in [("model", Some(&config.model)), ("data.path", Some(&config.data.path))] {
         if let Some(path) = path.filter(|p| p.to_str().is_none()) {
             return refuse(field, path.display().to_string(), "the path is not valid Unicode");

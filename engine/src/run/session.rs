@@ -10,23 +10,27 @@ use super::checkpoint::{Checkpoints, State};
 use super::control::Control;
 use super::error::Error;
 use super::events::{Events, Notice, now_ms};
+use super::governor::{self, Governor};
 use super::learner::{Learner, set_adapter};
 use super::lock::RunLock;
 use super::memory::{MemoryMeter, card_uuids, make_device};
 use super::output;
 use super::prepare::{Opened, Prepared, Samples, check_unchanged, prepare};
+use super::rehearsal::{self, Rehearsal, Scene};
 use super::store::{RunFolder, RunRecord};
 use super::training::{Answer, Outcome, Training};
-use crate::config::{FORMAT_VERSION, RunConfig, Settings};
-use crate::data::Sample;
+use crate::config::{FORMAT_VERSION, GovernorConfig, RunConfig, Settings};
+use crate::data::{Batch, Sample};
 use crate::error::Explain;
 use crate::event::{FinishReason, TrainEvent};
+use crate::export;
 use crate::format;
 use crate::generate::{GenerateOptions, Generator};
-use crate::hardware::{self, Hardware, TrainOn};
-use crate::model::{Adapter, Model, ModelSource};
+use crate::hardware::{self, Hardware};
+use crate::model::{Adapter, Model, ModelShape, ModelSource};
 use crate::ops::memory::{self, Held, Site};
-use crate::plan::{self, layout::RUNTIME_BYTES};
+use crate::plan::layout::layout;
+use crate::plan::{self, Family};
 use crate::step::{self, Trainer};
 
 /// Name of the file with the rows that are left out or cut.
@@ -151,6 +155,7 @@ fn begin(
         engine: env!("CARGO_PKG_VERSION").into(),
         created_ms: now_ms(),
         date: prepared.opened.encoder.date(),
+        device: Some(hardware.device_name().into()),
         out,
         given: prepared.config.clone(),
         resolved: prepared.plan.settings.clone(),
@@ -202,8 +207,9 @@ fn run(
     report_rows(folder, &opened, &samples, record, events)?;
     let (device, context_bytes) = make_device(settings.train_on, || step::device(settings.train_on))?;
     let card = hardware::watch(settings.train_on, card_uuids(&device));
-    let beside = RUNTIME_BYTES + if settings.train_on == TrainOn::Card { plan::CARD_OVERHEAD_BYTES } else { 0 };
-    let _limit = record.given.memory_limit_bytes.map(|bytes| memory::limit(bytes, beside, &device));
+    let plan = folder.plan()?;
+    let overhead_bytes = plan.items.iter().filter(|item| item.family == Family::Runtime).map(|item| item.bytes).sum();
+    let _limit = record.given.memory_limit_bytes.map(|bytes| memory::limit(bytes, overhead_bytes, &device));
 
     events.phase("load_model")?;
     let memory = MemoryMeter::start(&device, planned_bytes, context_bytes);
@@ -228,11 +234,28 @@ fn run(
     events.phase("allocate")?;
     let state = state.unwrap_or_else(|| State::new(settings.seed));
 
-    let reserve_bytes = folder.plan()?.disk.checkpoint_bytes;
+    let reserve_bytes = plan.disk.checkpoint_bytes;
     // A disk that ran nearly full since the last time may still take the checkpoints themselves.
     let has_reserve = checkpoints.reserve(reserve_bytes).is_ok();
     let prompts = Prompts::choose(&opened, &samples.held_out, settings.n_samples, settings.length)?;
-    Training {
+    let rehearsed = folder.rehearsal()?;
+    // Once, of the run as it was planned.
+    let is_due = settings.rehearsal && rehearsed.is_none() && state.step == 0 && state.rung.is_none();
+    let governor_config = folder.governor()?;
+    if card.is_none() && governor_config.needs_a_card() {
+        events.warn(
+            "governor.blind",
+            "Nothing can be read of a card here, so limits of temperature and power and yielding to other programs are not \
+             kept. Quiet hours are."
+                .into(),
+        )?;
+    }
+    let watch = card.clone();
+    let readings = move || watch.as_ref().and_then(|card| card.newest());
+    let governor_file = folder.path().join(governor::FILE);
+    let governor = Governor::new(governor_config, Governor::clock(readings)).listening(governor_file);
+    let shape = trainer.model().shape.clone();
+    let mut training = Training {
         settings,
         train: &samples.train,
         held_out: &samples.held_out,
@@ -241,7 +264,10 @@ fn run(
         events,
         checkpoints,
         control: Control::new(folder.path()),
+        governor,
+        expected: None,
         memory,
+        overhead_bytes,
         card,
         alarm: Alarm::default(),
         fitting: settings.clone(),
@@ -250,8 +276,48 @@ fn run(
         saved_step,
         reserve_bytes,
         has_reserve,
+    };
+    let rehearsed = if is_due {
+        let mut scene = Scene {
+            plan: &plan,
+            filled_bytes: &|batch| filled_bytes(&shape, settings, batch),
+            merge: &mut |trainer: &Trainer| {
+                export::merge_one(&opened.source, trainer.adapter(), settings.base).map_err(|e| e.to_string())
+            },
+        };
+        let rehearsed = training.rehearse(&mut scene)?;
+        if let Some(rehearsal) = &rehearsed {
+            keep(folder, record, &opened.source, rehearsal, training.events)?;
+        }
+        rehearsed
+    } else {
+        rehearsed
+    };
+    training.expected = rehearsed.map(|rehearsal| rehearsal.pace());
+    training.run()
+}
+
+/// Bytes of the buffers that a batch fills: those of a layout made for it.
+fn filled_bytes(shape: &ModelShape, settings: &Settings, batch: &Batch) -> u64 {
+    let head_rows = settings.head_rows.min(batch.n_supervised()).max(1);
+    let filled = Settings { length: batch.n_tokens(), micro_batch: 1, head_rows, ..settings.clone() };
+    layout(shape, &filled).buffer_bytes()
+}
+
+/// Keeps a rehearsal with the run, and what it measured with the computer. No run is worse without either.
+fn keep(
+    folder: &RunFolder,
+    record: &RunRecord,
+    source: &ModelSource,
+    rehearsal: &Rehearsal,
+    events: &mut Events<'_>,
+) -> Result<(), Error> {
+    let kept = folder.write_rehearsal(rehearsal);
+    let kept = kept.and_then(|()| Ok(rehearsal::remember(folder, record, source, rehearsal)?));
+    match kept {
+        Ok(()) => Ok(()),
+        Err(e) => events.warn("rehearsal.not_kept", format!("What was measured is not kept for later plans: {e}.")),
     }
-    .run()
 }
 
 /// All that outlives a step, as the checkpoint of `state` left it.
@@ -459,6 +525,15 @@ pub fn ask_pause(folder: &RunFolder) -> Result<(), Error> {
 /// No process trains it.
 pub fn ask_continue(folder: &RunFolder) -> Result<(), Error> {
     running(folder)?.ask_continue()
+}
+
+/// Gives the governor of a run other settings. They hold at once where a process trains it, and for whoever takes it up.
+///
+/// # Errors
+/// Settings that make no sense, and a folder that cannot be written.
+pub fn govern(folder: &RunFolder, config: &GovernorConfig) -> Result<(), Error> {
+    governor::check(config)?;
+    folder.write_governor(config)
 }
 
 fn running(folder: &RunFolder) -> Result<Control, Error> {

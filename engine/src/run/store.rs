@@ -11,15 +11,17 @@ use super::checkpoint::Checkpoints;
 use super::durable;
 use super::error::Error;
 use super::events::{self, Follower, History, now_ms};
-use super::lock;
-use crate::config::{FORMAT_VERSION, RunConfig, Settings};
+use super::rehearsal::Rehearsal;
+use super::{governor, lock};
+use crate::config::{FORMAT_VERSION, GovernorConfig, RunConfig, Settings};
 use crate::event::{FinishReason, TrainEvent};
 use crate::format;
 use crate::plan::Plan;
 
 const RUN: &str = "run.toml";
 const PLAN: &str = "plan.json";
-/// File in the runs folder with the speeds that runs measured on this computer.
+const REHEARSAL: &str = "rehearsal.json";
+/// File in the runs folder with what runs measured on this computer.
 pub const RATES: &str = crate::hardware::RATES_FILE;
 
 /// Hearth's data folder: `$HEARTH_HOME`, or `Hearth` in the platform's folder for application data.
@@ -44,6 +46,9 @@ pub struct RunRecord {
     pub created_ms: u64,
     /// Day that a chat template which asks for the date is told, the same on every resume.
     pub date: Option<String>,
+    /// Name of what it trains on, under which measurements are kept.
+    #[serde(default)]
+    pub device: Option<String>,
     /// Folder that gets the trained adapter when the run ends, beside the run folder.
     pub out: Option<PathBuf>,
     /// What was asked for.
@@ -164,6 +169,32 @@ impl RunFolder {
         let path = self.path.join(PLAN);
         let content = fs::read(&path).map_err(|e| Error::io(&path, e))?;
         serde_json::from_slice(&content).map_err(|e| Error::Damaged { path, reason: e.to_string() })
+    }
+
+    /// `rehearsal.json`: what was measured before the first step, where it was.
+    pub fn rehearsal(&self) -> Result<Option<Rehearsal>, Error> {
+        let path = self.path.join(REHEARSAL);
+        match fs::read(&path) {
+            Ok(content) => serde_json::from_slice(&content)
+                .map(Some)
+                .map_err(|e| Error::Damaged { path: path.clone(), reason: e.to_string() }),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(Error::io(&path, e)),
+        }
+    }
+
+    pub(crate) fn write_rehearsal(&self, rehearsal: &Rehearsal) -> Result<(), Error> {
+        self.write_json(REHEARSAL, rehearsal)
+    }
+
+    /// The governor's settings: those given last, else those the run began with.
+    pub fn governor(&self) -> Result<GovernorConfig, Error> {
+        let given = governor::read(&self.path.join(governor::FILE))?;
+        given.map_or_else(|| Ok(self.record()?.resolved.governor), Ok)
+    }
+
+    pub(crate) fn write_governor(&self, config: &GovernorConfig) -> Result<(), Error> {
+        self.write_json(governor::FILE, config)
     }
 
     /// Its events without what resumes superseded.

@@ -29,7 +29,7 @@ pub(crate) struct Toy {
     n_evaluations: usize,
     /// Step (from 0) whose loss is NaN.
     pub(crate) nan_at: Option<usize>,
-    /// Called before each micro-batch with its number over the whole life of this learner.
+    /// Micro-batches over the whole life of this learner.
     pub(crate) n_micro_batches: usize,
     /// What a step holds, and the tokens it is for.
     buffers: Option<(Held, usize)>,
@@ -55,6 +55,11 @@ impl Toy {
             steps: Vec::new(),
             documents: Vec::new(),
         }
+    }
+
+    /// What the next step depends on.
+    pub(crate) fn state(&self) -> ([f32; N], [f32; N], [f32; N], usize) {
+        (self.weights, self.moments, self.gradients, self.n_steps)
     }
 
     pub(crate) fn weights(&self) -> [f32; N] {
@@ -159,6 +164,13 @@ impl Learner for Toy {
         }
         self.gradients = [0.0; N];
         Ok(f64::from(norm))
+    }
+
+    fn forget_training(&mut self) -> Result<(), Error> {
+        self.forget()?;
+        (self.moments, self.n_steps) = ([0.0; N], 0);
+        self.steps.clear();
+        Ok(())
     }
 
     fn adapter(&self, held: &Held) -> Result<Tensors, Error> {

@@ -17,6 +17,7 @@ use super::cursor::Cursor;
 use super::error::Error;
 use super::eta::Eta;
 use super::events::Events;
+use super::governor::{Action, Change, Governor};
 use super::learner::{Learner, Part};
 use super::memory::MemoryMeter;
 use super::schedule::{Schedule, dropout_seed};
@@ -67,7 +68,8 @@ pub(crate) struct Answer {
 /// Answers the held-out prompts with the adapter as it is.
 pub(crate) type Answering<'a, L> = &'a mut dyn FnMut(&L) -> Result<Vec<Answer>, Error>;
 
-enum Wish {
+/// What somebody asked of a run that ends it.
+pub(super) enum Wish {
     Stop,
     Interrupt,
 }
@@ -95,7 +97,12 @@ pub(crate) struct Training<'a, 'e, L: Learner> {
     pub(crate) events: &'a mut Events<'e>,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) control: Control,
+    pub(crate) governor: Governor<'a>,
+    /// What a rehearsal expects: seconds per token, and of one evaluation.
+    pub(crate) expected: Option<(f64, f64)>,
     pub(crate) memory: MemoryMeter,
+    /// What the plan counts for the process beside all that it lists.
+    pub(crate) overhead_bytes: u64,
     /// Where the run trains on a card.
     pub(crate) card: Option<CardWatch>,
     pub(crate) alarm: Alarm,
@@ -118,8 +125,12 @@ impl<L: Learner> Training<'_, '_, L> {
         let schedule = Schedule::of(self.settings);
         let mut cursor = Cursor::at(self.train, self.settings, self.state.epoch, self.state.position);
         let mut eta = Eta::default();
+        if let Some((seconds_per_token, evaluation_s)) = self.expected {
+            eta.expect(seconds_per_token, evaluation_s);
+        }
         let mut last_saved = Instant::now();
-        if let Some(rung) = self.state.rung {
+        // One that this process took itself, in its rehearsal, is said and in place.
+        if let Some(rung) = self.state.rung.filter(|&rung| rung != Rung::of(&self.fitting)) {
             let changes = Rung::of(self.settings).changes(rung);
             self.fitting = rung.apply(self.settings);
             self.events
@@ -248,10 +259,10 @@ impl<L: Learner> Training<'_, '_, L> {
     }
 
     /// The step has its buffers from here on: fewer where there is no memory for all of them.
-    fn ready(&mut self) -> Result<(), Error> {
+    pub(super) fn ready(&mut self) -> Result<(), Error> {
         while !self.learner.is_ready() {
             match self.learner.allocate(&self.fitting) {
-                Ok(()) => self.memory.set_planned(self.learner.planned_bytes()),
+                Ok(()) => self.memory.set_planned(self.learner.planned_bytes() + self.overhead_bytes),
                 Err(error) => self.make_room("the step's buffers", error)?,
             }
         }
@@ -261,7 +272,7 @@ impl<L: Learner> Training<'_, '_, L> {
     /// After a lack of memory: gives up the gradients of the step that was begun and the step's buffers. What was tried may be tried
     /// again, the first time with what could be freed, from the second time on a rung further down. Adapter and optimizer stay as the
     /// last whole step left them. Fails with [`Error::OutOfMemory`] below the last rung, and with any other error as it is.
-    fn make_room(&mut self, doing: &'static str, error: Error) -> Result<(), Error> {
+    pub(super) fn make_room(&mut self, doing: &'static str, error: Error) -> Result<(), Error> {
         let Some(shortage) = error.shortage().cloned() else { return Err(error) };
         self.learner.forget()?;
         self.learner.release()?;
@@ -328,8 +339,9 @@ impl<L: Learner> Training<'_, '_, L> {
         })
     }
 
-    /// Looks whether someone asked for something, and holds while asked to pause.
-    fn obey(&mut self, paused: &mut Duration) -> Result<Option<Wish>, Error> {
+    /// Looks whether someone asked for something, holds while asked to pause, by a person or by the governor, and rests as long
+    /// as the governor says. The time of both is added to `idle`.
+    pub(super) fn obey(&mut self, idle: &mut Duration) -> Result<Option<Wish>, Error> {
         let started = Instant::now();
         let mut is_paused = false;
         loop {
@@ -339,8 +351,16 @@ impl<L: Learner> Training<'_, '_, L> {
             if self.control.stop_asked() {
                 return Ok(Some(Wish::Stop));
             }
-            if !self.control.pause_asked() {
-                break;
+            match self.ask_governor()? {
+                _ if self.control.pause_asked() => {}
+                Action::Go => break,
+                Action::Slow { rest, .. } => {
+                    if self.rest(rest) {
+                        break;
+                    }
+                    continue;
+                }
+                Action::Pause { .. } => {}
             }
             if !is_paused {
                 is_paused = true;
@@ -358,11 +378,42 @@ impl<L: Learner> Training<'_, '_, L> {
             }
             sleep(PAUSE_POLL);
         }
+        *idle += started.elapsed();
         if is_paused {
-            *paused += started.elapsed();
             self.events.phase("train")?;
         }
         Ok(None)
+    }
+
+    /// Sleeps in pieces, so that a wish is soon obeyed; false where one came.
+    fn rest(&self, rest: Duration) -> bool {
+        let started = Instant::now();
+        while started.elapsed() < rest {
+            if self.is_wanted() {
+                return false;
+            }
+            sleep((rest.saturating_sub(started.elapsed())).min(PAUSE_POLL));
+        }
+        true
+    }
+
+    fn is_wanted(&self) -> bool {
+        interrupt::asked() || self.control.stop_asked() || self.control.pause_asked()
+    }
+
+    /// What the governor says, with its changes of pace in the events. Settings that it cannot read are said once; those before hold.
+    fn ask_governor(&mut self) -> Result<Action, Error> {
+        let (action, change) = match self.governor.ask() {
+            Ok(asked) => asked,
+            Err(e) => {
+                self.events.warn("governor.unreadable", format!("The governor's new settings are not obeyed: {e}."))?;
+                self.governor.ask()?
+            }
+        };
+        if let Some(Change { pace, code, message, until_ms }) = change {
+            self.events.emit(TrainEvent::Governor { pace, code: code.into(), message, until_ms })?;
+        }
+        Ok(action)
     }
 
     fn check_finite(&self, what: &'static str, value: f64, micro_batch: usize) -> Result<(), Error> {

@@ -311,6 +311,17 @@ impl Trainer {
         Ok(StepStats { grad_norm: norm })
     }
 
+    /// Back to before the first step: no gradients, empty moments, no updates made. The adapter stays as it is, so after an update
+    /// at a rate of 0 all is as if there had been none.
+    pub fn forget_training(&mut self) -> Result<(), Error> {
+        clear(&self.gradients)?;
+        for (_, tensor) in self.moments.tensors() {
+            tensor.zero_set()?;
+        }
+        self.optimizer_steps = 0;
+        Ok(())
+    }
+
     /// The last layer (the first the backward pass met) whose gradient is not finite.
     fn blame(&self) -> Result<Error, Error> {
         let mut names: Vec<_> = self.adapter.names().collect();

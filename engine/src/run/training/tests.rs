@@ -7,10 +7,13 @@ use candle_core::Device;
 use super::super::durable::faults::{Fault, arm, disarm};
 use super::super::error::Error;
 use super::super::events::{History, Notice, read};
+use super::super::governor::{Look, Pace, Sight};
+use super::super::rehearsal::{Rehearsal, Scene};
 use super::super::toy::Toy;
 use super::*;
-use crate::config::{CheckpointConfig, Recompute, ScheduleKind};
+use crate::config::{CheckpointConfig, GovernorConfig, Recompute, ScheduleKind};
 use crate::error::Explain;
+use crate::hardware::CardReading;
 use crate::ops::memory::{self, Site};
 
 fn settings() -> Settings {
@@ -52,6 +55,29 @@ fn go(
     toy: &mut Toy,
     watcher: &mut dyn FnMut(&TrainEvent),
 ) -> Result<Outcome, Error> {
+    go_governed(folder, settings, Governor::clock(|| None), toy, watcher)
+}
+
+/// The same, with a governor that sees by `look`.
+fn go_governed(
+    folder: &Path,
+    settings: &Settings,
+    look: Look<'_>,
+    toy: &mut Toy,
+    watcher: &mut dyn FnMut(&TrainEvent),
+) -> Result<Outcome, Error> {
+    go_after(&mut |_| Ok(()), folder, settings, look, toy, watcher)
+}
+
+/// The same, after something was done with the run.
+fn go_after(
+    first: &mut dyn FnMut(&mut Training<'_, '_, Toy>) -> Result<(), Error>,
+    folder: &Path,
+    settings: &Settings,
+    look: Look<'_>,
+    toy: &mut Toy,
+    watcher: &mut dyn FnMut(&TrainEvent),
+) -> Result<Outcome, Error> {
     let (train, held_out) = (samples(22), samples(3));
     let checkpoints = Checkpoints::new(folder);
     let state = checkpoints.newest().0;
@@ -74,7 +100,7 @@ fn go(
         n_steps: settings.n_steps,
         resumed: !read(folder)?.is_empty(),
     })?;
-    Training {
+    let mut training = Training {
         settings,
         train: &train,
         held_out: &held_out,
@@ -87,7 +113,10 @@ fn go(
         events: &mut events,
         checkpoints,
         control: Control::new(folder),
+        governor: Governor::new(settings.governor.clone(), look),
+        expected: None,
         memory: MemoryMeter::start(&Device::Cpu, 0, None),
+        overhead_bytes: 0,
         card: None,
         alarm: Alarm::default(),
         fitting: settings.clone(),
@@ -96,8 +125,9 @@ fn go(
         saved_step,
         reserve_bytes: 1 << 12,
         has_reserve: true,
-    }
-    .run()
+    };
+    first(&mut training)?;
+    training.run()
 }
 
 fn losses(folder: &Path) -> Vec<(usize, f64, f64)> {
@@ -273,6 +303,194 @@ fn a_pause_holds_with_the_work_safe_until_it_may_go_on() {
     .unwrap();
     assert_eq!(paused_at, Some(3));
     assert_eq!(toy.weights(), undisturbed(&settings).0.weights());
+}
+
+fn some_plan() -> crate::plan::Plan {
+    let config = serde_json::json!({ "model": "m", "data": { "path": "d" } });
+    let shape = crate::model::ModelShape {
+        family: "llama".into(),
+        hidden: 64,
+        n_layers: 2,
+        n_heads: 4,
+        n_kv_heads: 2,
+        head_dim: 16,
+        ffn: 160,
+        vocab_rows: 97,
+        rms_eps: 1e-5,
+        rope: crate::model::shape::Rope { theta: 10_000.0, scaling: None },
+        tied: true,
+        max_positions: 512,
+    };
+    let data = data::DataStats::of((0..25).map(|i| (4 + i % 9, 3)));
+    let hardware = crate::hardware::profile("no-card").unwrap().hardware();
+    crate::plan::plan(&shape, &data, &serde_json::from_value(config).unwrap(), &hardware).unwrap()
+}
+
+/// Trains after a rehearsal; returns what it found, the learner and the codes of the warnings.
+fn rehearsed(toy: Toy, fault: Option<(usize, Fault)>) -> (Option<Rehearsal>, Toy, Vec<String>) {
+    let (plan, folder, mut toy) = (some_plan(), tempfile::tempdir().unwrap(), toy);
+    let (mut found, mut warnings) = (None, Vec::new());
+    let mut scene = Scene { plan: &plan, filled_bytes: &|_| 0, merge: &mut |_: &Toy| Ok(0.5) };
+    let mut first = |training: &mut Training<'_, '_, Toy>| {
+        let before = training.learner.state();
+        if let Some((point, fault)) = fault {
+            arm(point, fault);
+        }
+        found = training.rehearse(&mut scene)?;
+        disarm();
+        assert_eq!(training.learner.state(), before, "nothing of it stays");
+        assert!(training.checkpoints.steps().is_empty());
+        Ok(())
+    };
+    let mut watcher = |event: &TrainEvent| {
+        if let TrainEvent::Warning { code, .. } = event {
+            warnings.push(code.clone());
+        }
+    };
+    let look = Governor::clock(|| None);
+    go_after(&mut first, folder.path(), &settings(), look, &mut toy, &mut watcher).unwrap();
+    (found, toy, warnings)
+}
+
+#[test]
+fn a_rehearsal_measures_every_part_of_a_run_and_changes_nothing_of_it() {
+    let (found, toy, _) = rehearsed(Toy::new(), None);
+    let found = found.expect("rehearsed");
+    assert!(found.timed.len() >= 5 && found.longest_tokens.is_some(), "{found:?}");
+    assert!(found.evaluation_s.is_some() && found.checkpoint_s.is_some() && found.merge_s.is_some());
+    // 17 steps, five evaluations and three checkpoints every five steps.
+    let n_checkpoints = 8.0;
+    let parts =
+        17.0 * found.measured.step_s + found.measured.evaluation_s + n_checkpoints * found.checkpoint_s.unwrap();
+    assert!((found.measured.total_s / parts - 1.0).abs() < 1e-9);
+    assert_eq!(toy.weights(), undisturbed(&settings()).0.weights());
+}
+
+#[test]
+fn what_cannot_be_rehearsed_is_said_and_the_run_goes_on() {
+    // The disk is full for the checkpoint, after the line of the phase.
+    let (found, toy, warnings) = rehearsed(Toy::new(), Some((2, Fault::DiskFullOnce)));
+    assert!(found.expect("the rest was measured").checkpoint_s.is_none());
+    assert!(warnings.contains(&"rehearsal.incomplete".to_string()), "{warnings:?}");
+    assert_eq!(toy.weights(), undisturbed(&settings()).0.weights());
+}
+
+#[test]
+fn memory_that_runs_out_in_a_rehearsal_is_found_before_the_first_step_and_ends_no_run() {
+    let (alone, alone_losses) = undisturbed(&settings());
+    for n in [1, 2, usize::MAX] {
+        let (plan, folder, mut toy) = (some_plan(), tempfile::tempdir().unwrap(), Toy::new());
+        let mut scene = Scene { plan: &plan, filled_bytes: &|_| 0, merge: &mut |_: &Toy| Ok(0.5) };
+        let mut found = None;
+        let mut first = |training: &mut Training<'_, '_, Toy>| {
+            let before = training.learner.state();
+            // After the batch that warms up.
+            memory::fail(memory::Fault { site: Some(Site::Losses), skip: 1, n });
+            found = training.rehearse(&mut scene)?;
+            memory::relent();
+            assert_eq!(training.learner.state(), before, "nothing of it stays");
+            Ok(())
+        };
+        let mut told = Told::default();
+        let mut watcher = |event: &TrainEvent| match event {
+            TrainEvent::Warning { code, .. } => told.warnings.push(code.clone()),
+            TrainEvent::Rung { from, to, .. } => told.rungs.push((*from, *to)),
+            _ => {}
+        };
+        let look = Governor::clock(|| None);
+        go_after(&mut first, folder.path(), &settings(), look, &mut toy, &mut watcher).unwrap();
+        assert_eq!(toy.weights(), alone.weights(), "{n}");
+        assert_same(&losses(folder.path()), &alone_losses, "after a rehearsal without memory");
+        assert_eq!(told.warnings[0], "run.memory_retried", "{told:?}");
+        assert!(!told.warnings.contains(&"run.on_rung".to_string()), "the rung is said once: {told:?}");
+        // Once is only tried again. After that the first rung is taken, and any further one is for the run itself to find out.
+        assert_eq!((found.is_some(), told.rungs.len()), (n == 1, usize::from(n > 1)), "{n}: {told:?}");
+    }
+}
+
+/// A clock that moves `each` at every look, from a moment in UTC, and a card of the temperature that `hot` says.
+fn scripted(from: &str, each: Duration, mut hot: impl FnMut(usize) -> f64 + 'static) -> Look<'static> {
+    let from: jiff::ZonedDateTime = format!("{from}[UTC]").parse().unwrap();
+    let mut n = 0;
+    Box::new(move || {
+        let elapsed = each * n as u32;
+        let card = Some(CardReading { temperature_c: Some(hot(n)), ..CardReading::default() });
+        n += 1;
+        Sight { card, now: from.checked_add(jiff::SignedDuration::try_from(elapsed).unwrap()).unwrap(), elapsed }
+    })
+}
+
+#[test]
+fn quiet_hours_pause_a_run_with_its_work_safe_and_it_goes_on_by_itself() {
+    let quiet = GovernorConfig { quiet_hours: Some("22:00-07:00".parse().unwrap()), ..GovernorConfig::default() };
+    let governed = Settings { governor: quiet, ..settings() };
+    let folder = tempfile::tempdir().unwrap();
+    let mut said = Vec::new();
+    let mut step = 0;
+    let mut toy = Toy::new();
+    // Half an hour before each micro-batch, three of which are a step; the night takes eighteen looks.
+    let look = scripted("2026-05-05T19:30:00Z", Duration::from_secs(1800), |_| 60.0);
+    let mut slowest_ms = 0.0_f64;
+    let outcome = go_governed(folder.path(), &governed, look, &mut toy, &mut |event| match event {
+        TrainEvent::Step { step: n, step_ms, .. } => {
+            step = *n;
+            slowest_ms = slowest_ms.max(*step_ms);
+        }
+        TrainEvent::Governor { pace, code, message, .. } => said.push((step, *pace, code.clone(), message.clone())),
+        TrainEvent::Phase { name } if name == "pause" => {
+            assert_eq!(Checkpoints::new(folder.path()).steps(), [step], "the work is safe");
+        }
+        _ => {}
+    });
+    assert!(matches!(outcome.unwrap(), Outcome::Finished { step: 17, .. }));
+    let words = "Paused for the quiet hours; it goes on at 07:00.";
+    let [first, second, ..] = &said[..] else { panic!("{said:?}") };
+    assert_eq!(first, &(1, Pace::Paused, "governor.quiet_hours".into(), words.into()));
+    assert_eq!((second.0, second.1), (1, Pace::Full));
+    assert_eq!(toy.weights(), undisturbed(&settings()).0.weights(), "when is not what");
+    assert!(slowest_ms < 500.0, "eighteen polls of 100 ms are no time of a step: {slowest_ms} ms");
+}
+
+#[test]
+fn a_run_that_was_killed_in_its_quiet_hours_is_quiet_when_it_is_taken_up() {
+    let quiet = GovernorConfig { quiet_hours: Some("22:00-07:00".parse().unwrap()), ..GovernorConfig::default() };
+    let governed = Settings { governor: quiet, ..settings() };
+    let folder = tempfile::tempdir().unwrap();
+    let control = Control::new(folder.path());
+    for _ in 0..2 {
+        let look = scripted("2026-05-05T23:00:00Z", Duration::from_secs(1), |_| 60.0);
+        let outcome = go_governed(folder.path(), &governed, look, &mut Toy::new(), &mut |event| {
+            if matches!(event, TrainEvent::Governor { pace: Pace::Paused, .. }) {
+                control.ask_stop().unwrap();
+            }
+            assert!(!matches!(event, TrainEvent::Step { .. }), "a step at night");
+        });
+        assert_eq!(outcome.unwrap(), Outcome::Stopped { step: 0 });
+    }
+}
+
+#[test]
+fn a_hot_card_slows_a_run_whose_step_times_do_not_count_the_rest() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut toy, mut said, mut slowest_ms) = (Toy::new(), Vec::new(), 0.0_f64);
+    // Three seconds a look: hot, wavering around its limit, cool.
+    let look = scripted("2026-05-05T12:00:00Z", Duration::from_millis(3000), |n| match n {
+        0..10 => 60.0,
+        10..25 => [86.5, 88.0][n % 2],
+        _ => 60.0,
+    });
+    let started = Instant::now();
+    go_governed(folder.path(), &settings(), look, &mut toy, &mut |event| match event {
+        TrainEvent::Step { step_ms, .. } => slowest_ms = slowest_ms.max(*step_ms),
+        TrainEvent::Governor { pace, code, .. } => said.push((*pace, code.clone())),
+        _ => {}
+    })
+    .unwrap();
+    // The rest follows the scripted seconds of work: a twentieth of three seconds and more.
+    assert!(started.elapsed().as_secs_f64() > 2.0, "{:?}", started.elapsed());
+    assert!(slowest_ms < 500.0, "{slowest_ms} ms");
+    assert_eq!(said, [(Pace::Slowed, "governor.heat".to_string()), (Pace::Full, String::new())]);
+    assert_eq!(toy.weights(), undisturbed(&settings()).0.weights());
 }
 
 #[test]

@@ -3,7 +3,7 @@ import type { Advice } from "./Advice";
 import type { Card } from "./Card";
 import type { CardReport } from "./CardReport";
 import type { Disk } from "./Disk";
-import type { MeasuredRate } from "./MeasuredRate";
+import type { Measurements } from "./Measurements";
 import type { Processor } from "./Processor";
 import type { TrainOn } from "./TrainOn";
 
@@ -52,6 +52,6 @@ is_wsl?: boolean,
  */
 advice?: Array<Advice>, 
 /**
- * Speeds measured on this hardware; [`read_rates`] reads them, the plan prefers them to calculated ones.
+ * What runs measured on it; [`read_measurements`] reads it, the plan prefers it to what it calculates.
  */
-rates: Array<MeasuredRate>, };
+measurements: Measurements, };

@@ -2,4 +2,55 @@
 import type { Expectation } from "./Expectation";
 import type { TimedBatch } from "./TimedBatch";
 
-export type Rehearsal = { time_ms: number, seconds: number, predicted: Expectation, measured: Expectation, timed: Array<TimedBatch>, longest_tokens: number | null, optimizer_s: number, evaluation_s: number | null, answers_s: number | null, checkpoint_s: number | null, merge_s: number | null, overhead_bytes: number | null, };
+/**
+ * What a rehearsal measured. What it had no time for, or could not do, is absent.
+ */
+export type Rehearsal = { 
+/**
+ * When it ended, milliseconds since the Unix epoch.
+ */
+time_ms: number, 
+/**
+ * How long it took.
+ */
+seconds: number, 
+/**
+ * What the plan said.
+ */
+predicted: Expectation, 
+/**
+ * What follows from what was measured.
+ */
+measured: Expectation, 
+/**
+ * Micro-batches, warm, of several lengths.
+ */
+timed: Array<TimedBatch>, 
+/**
+ * Tokens of the longest micro-batch, where it was tried.
+ */
+longest_tokens: number | null, 
+/**
+ * One update of the adapter.
+ */
+optimizer_s: number, 
+/**
+ * One evaluation, without answers.
+ */
+evaluation_s: number | null, 
+/**
+ * Answers to the held-out prompts once.
+ */
+answers_s: number | null, 
+/**
+ * One checkpoint on the run's disk.
+ */
+checkpoint_s: number | null, 
+/**
+ * Merging all linear layers for an export, without writing them.
+ */
+merge_s: number | null, 
+/**
+ * Memory beside the buffers.
+ */
+overhead_bytes: number | null, };

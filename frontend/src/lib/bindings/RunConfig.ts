@@ -4,6 +4,7 @@ import type { CheckpointConfig } from "./CheckpointConfig";
 import type { ComputeDtype } from "./ComputeDtype";
 import type { DataConfig } from "./DataConfig";
 import type { EvaluationConfig } from "./EvaluationConfig";
+import type { GovernorConfig } from "./GovernorConfig";
 import type { LoraConfig } from "./LoraConfig";
 import type { OptimizerConfig } from "./OptimizerConfig";
 import type { Prices } from "./Prices";
@@ -97,6 +98,14 @@ evaluation: EvaluationConfig,
  * When work is made safe.
  */
 checkpoints: CheckpointConfig, 
+/**
+ * Measure time and memory on the data before the first step; it leaves no trace in what is trained.
+ */
+rehearsal: boolean, 
+/**
+ * When a run slows down or pauses by itself.
+ */
+governor: GovernorConfig, 
 /**
  * Seeds adapter initialisation, data order and dropout.
  */

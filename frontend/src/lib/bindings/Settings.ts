@@ -2,6 +2,7 @@
 import type { BaseFormat } from "./BaseFormat";
 import type { CheckpointConfig } from "./CheckpointConfig";
 import type { ComputeDtype } from "./ComputeDtype";
+import type { GovernorConfig } from "./GovernorConfig";
 import type { LoraConfig } from "./LoraConfig";
 import type { OptimizerKind } from "./OptimizerKind";
 import type { OverLength } from "./OverLength";
@@ -40,4 +41,4 @@ head_rows: number, optimizer: OptimizerKind, learning_rate: number, beta1: numbe
 /**
  * Optimizer steps of the whole run.
  */
-n_steps: number, evaluate_every_steps: number, patience: number | null, n_samples: number, checkpoints: CheckpointConfig, seed: number, };
+n_steps: number, evaluate_every_steps: number, patience: number | null, n_samples: number, checkpoints: CheckpointConfig, rehearsal: boolean, governor: GovernorConfig, seed: number, };

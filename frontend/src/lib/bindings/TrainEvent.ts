@@ -3,6 +3,8 @@ import type { CardReading } from "./CardReading";
 import type { ErrorReport } from "./ErrorReport";
 import type { FinishReason } from "./FinishReason";
 import type { MemoryReading } from "./MemoryReading";
+import type { Pace } from "./Pace";
+import type { Rehearsal } from "./Rehearsal";
 import type { Rung } from "./Rung";
 
 /**
@@ -30,7 +32,7 @@ n_steps: number,
  */
 resumed: boolean, } | { "type": "phase", 
 /**
- * Stable name: `load_model`, `prepare_data`, `allocate`, `train`, `evaluate`, `checkpoint`, `export`, `prove`.
+ * Stable name: `load_model`, `prepare_data`, `allocate`, `rehearse`, `train`, `evaluate`, `checkpoint`, `export`, `prove`.
  */
 name: string, } | { "type": "step", 
 /**
@@ -92,7 +94,27 @@ best: boolean,
 /**
  * Supervised tokens it is the mean of.
  */
-n_supervised_tokens: number, } | { "type": "sample", 
+n_supervised_tokens: number, } | { "type": "rehearsal", 
+/**
+ * All of it.
+ */
+rehearsal: Rehearsal, } | { "type": "governor", 
+/**
+ * What it does from now on.
+ */
+pace: Pace, 
+/**
+ * Stable name of the reason, `governor.quiet_hours`; empty at full speed.
+ */
+code: string, 
+/**
+ * The reason in words, with the values.
+ */
+message: string, 
+/**
+ * When a pause ends, milliseconds since the Unix epoch, where that is known.
+ */
+until_ms: number | null, } | { "type": "sample", 
 /**
  * Steps done.
  */

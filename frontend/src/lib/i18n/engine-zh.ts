@@ -253,6 +253,45 @@ export const zhChecks: Record<string, string> = {
   greedy: "贪心回答",
 };
 
+/**
+ * Warnings of a run, by code: the sentence as the engine writes it, with its values, and ours. What does not match is shown in the
+ * engine's words.
+ */
+export const zhRunWarnings: Record<string, readonly [RegExp, (match: RegExpExecArray) => string]> = {
+  "rehearsal.slower": [
+    /^The rehearsal expects (.+); the plan said (.+): (\d+) % more time\.$/,
+    (m) => `预演预计需要 ${m[1]}；方案说的是 ${m[2]}，多用 ${m[3]}% 的时间。`,
+  ],
+  "rehearsal.faster": [
+    /^The rehearsal expects (.+); the plan said (.+): (\d+) % less time\.$/,
+    (m) => `预演预计需要 ${m[1]}；方案说的是 ${m[2]}，少用 ${m[3]}% 的时间。`,
+  ],
+  "rehearsal.more_memory": [
+    /^The rehearsal took (.+), (.+) more than planned; it fits all the same\./,
+    (m) => `预演用了 ${m[1]}，比方案多 ${m[2]}，仍然放得下。下一个方案会计入。`,
+  ],
+  "rehearsal.over_budget": [
+    /^The rehearsal took (.+), (.+) more than planned, and (.+) are free for it\./,
+    (m) => `预演用了 ${m[1]}，比方案多 ${m[2]}，而可用的是 ${m[3]}。运行会继续；内存不足时请关闭其他程序。下一个方案会计入。`,
+  ],
+  "rehearsal.incomplete": [
+    /^Not everything could be rehearsed: (.+)\. The run goes on, by the plan\.$/,
+    (m) => `预演没有全部完成：${m[1]}。运行按方案继续。`,
+  ],
+  "rehearsal.not_kept": [
+    /^What was measured is not kept for later plans: (.+)\.$/,
+    (m) => `测得的结果没有保存给以后的方案：${m[1]}。`,
+  ],
+  "governor.unreadable": [
+    /^The governor's new settings are not obeyed: (.+)\.$/,
+    (m) => `新的限制设置未被采用：${m[1]}。`,
+  ],
+  "governor.blind": [
+    /^Nothing can be read of a card here/,
+    () => "这里读不到显卡的状态，因此不遵守温度、功率和让出显卡的设置；安静时段照常。",
+  ],
+};
+
 /** What the governor makes of a run: its pace, and the code of the reason. When a pause ends is said behind it. */
 export const zhPaces: Record<string, string> = {
   full: "恢复全速。",

@@ -25,6 +25,7 @@ import {
   zhPhrases,
   zhProblems,
   zhReasons,
+  zhRunWarnings,
   zhSettings,
   zhWarnings,
 } from "./engine-zh";
@@ -196,12 +197,18 @@ export function paceWords(note: PaceNote, lang: Lang, f: Formatter): string {
 export function noteWords(note: Note, lang: Lang, f: Formatter): [string, string] {
   switch (note.kind) {
     case "warning":
-      return [note.message, ""];
+      return [runWarningWords(note.code, note.message, lang), ""];
     case "rung":
       return lang === "zh" ? zhRung(note.from, note.to) : [note.reason, note.words];
     case "pace":
       return [paceWords(note, lang, f), ""];
   }
+}
+
+function runWarningWords(code: string, message: string, lang: Lang): string {
+  const known = lang === "zh" ? zhRunWarnings[code] : undefined;
+  const match = known?.[0].exec(message);
+  return known && match ? known[1](match) : message;
 }
 
 function zhRung(from: Rung, to: Rung): [string, string] {

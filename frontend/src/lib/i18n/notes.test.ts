@@ -32,3 +32,27 @@ test("a pause says until when where that is known, and an unknown reason stays i
   expect(paceWords({ ...pause, code: "governor.brand_new" }, "zh", zh)).toBe("m");
   expect(paceWords(pause, "en", formatter("en"))).toBe("m");
 });
+
+test("what a rehearsal found out is said in Chinese with its values", () => {
+  const said: [string, string, string[]][] = [
+    [
+      "rehearsal.slower",
+      "The rehearsal expects 25 min 00 s; the plan said 16 min 40 s: 50 % more time.",
+      ["25 min 00 s", "16 min 40 s", "50"],
+    ],
+    [
+      "rehearsal.over_budget",
+      "The rehearsal took 6 GiB, 2 GiB more than planned, and 5 GiB are free for it. The run goes on; close other " +
+        "programs if it runs short. The next plan counts what this one took.",
+      ["6 GiB", "2 GiB", "5 GiB"],
+    ],
+    ["rehearsal.incomplete", "Not everything could be rehearsed: the disk. The run goes on, by the plan.", ["the disk"]],
+  ];
+  for (const [code, message, values] of said) {
+    const note: Note = { ...at, kind: "warning", code, message };
+    expect(noteWords(note, "en", formatter("en"))[0]).toBe(message);
+    const words = noteWords(note, "zh", zh)[0];
+    expect(words, code).toMatch(/预演/);
+    for (const value of values) expect(words, code).toContain(value);
+  }
+});

@@ -24,7 +24,7 @@ export function mockProfiles(here: Hardware): Profile[] {
       name,
       train_on: "card",
       card_report: null,
-      rates: [],
+      measurements: { rates: [], overheads: [], predictions: [] },
       cards: [
         {
           name: word(card, "name"),

@@ -61,7 +61,7 @@ const here: Hardware = {
     { mount: "/", total_bytes: 931 * GIB, available_bytes: 184 * GIB },
     { mount: "/home", total_bytes: 1863 * GIB, available_bytes: 412 * GIB },
   ],
-  rates: [],
+  measurements: { rates: [], overheads: [], predictions: [] },
 };
 
 const withCard: Hardware = {
