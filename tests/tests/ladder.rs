@@ -58,6 +58,8 @@ impl Bench {
             "seed": 5
         }))
         .unwrap();
+        // A rehearsal has allocations of its own, and tests of its own.
+        config.rehearsal = false;
         change(&mut config);
         config
     }
