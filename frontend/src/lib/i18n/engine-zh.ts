@@ -258,6 +258,30 @@ export const zhChecks: Record<string, string> = {
  * engine's words.
  */
 export const zhRunWarnings: Record<string, readonly [RegExp, (match: RegExpExecArray) => string]> = {
+  "run.memory_retried": [
+    /^(?:Memory ran out after step (\d+))?.*What could be freed is, and it is tried again\.$/,
+    (m) => `${m[1] ? `第 ${m[1]} 步之后` : ""}内存不足：已释放能释放的部分，正在重试。`,
+  ],
+  "run.on_rung": [/^Memory ran out earlier in this run\./, () => "此运行之前内存不足，现在以较省内存的方式继续；所学内容不变。"],
+  "run.evaluation_smaller": [
+    /at most (\d+) tokens at once\.$/,
+    (m) => `内存不足：评估改为一次最多 ${m[1]} 个词元。`,
+  ],
+  "run.evaluation_skipped": [/^Step (\d+) is not evaluated/, (m) => `内存不足：第 ${m[1]} 步没有评估。`],
+  "run.samples_skipped": [/after step (\d+)/, (m) => `内存不足：第 ${m[1]} 步之后没有回答留出的问题。`],
+  "run.checkpoint_skipped": [
+    /^No checkpoint was made after step (\d+)/,
+    (m) => `内存不足：第 ${m[1]} 步之后没有保存检查点，下一次会再试；在此之前只有上一个检查点是安全的。请关闭其他占用内存的程序。`,
+  ],
+  "run.card_filling": [
+    /^Other programs have taken (.+) of the card since the run began: (.+) are free, and .+ needs (.+?)\. /,
+    (m) => `运行开始以来，其他程序又占用了显卡 ${m[1]}：剩余 ${m[2]}，下一次评估和回答需要 ${m[3]}。请在那之前关闭它们，否则运行会以较少的内存、较慢的速度继续。`,
+  ],
+  "run.card_spilled": [
+    /^The last (\d+) steps took (.+) times as long as usual while the card is (.+) % full/,
+    (m) =>
+      `最近 ${m[1]} 步用时是平时的 ${m[2]} 倍，而显存已占用 ${m[3]}%：驱动程序似乎把一部分移到了系统内存（Windows 上会这样）。请关闭占用显卡的程序；也可以在 NVIDIA 控制面板的“CUDA - Sysmem Fallback Policy”中禁止。`,
+  ],
   "rehearsal.slower": [
     /^The rehearsal expects (.+); the plan said (.+): (\d+) % more time\.$/,
     (m) => `预演预计需要 ${m[1]}；方案说的是 ${m[2]}，多用 ${m[3]}% 的时间。`,

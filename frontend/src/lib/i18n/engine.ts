@@ -218,6 +218,8 @@ function zhRung(from: Rung, to: Rung): [string, string] {
     changes.push(`一次 ${to.micro_batch} 条序列、每步 ${to.accumulation} 次（原为 ${from.micro_batch} × ${from.accumulation}）`);
   if (from.recompute !== to.recompute || from.n_layers_eased !== to.n_layers_eased)
     changes.push(`重算方式 ${to.recompute.toUpperCase()}（原为 ${from.recompute.toUpperCase()}）`);
+  if (from.mlp_rows !== to.mlp_rows && to.mlp_rows !== null) changes.push(`MLP 一次 ${to.mlp_rows} 个词元`);
+  if (from.offload_inputs !== to.offload_inputs) changes.push("各层的输入放在系统内存中等待");
   return [`内存不足，此后：${changes.join("；")}。`, "每一步的序列、顺序和所学内容都不变，只影响用时。"];
 }
 

@@ -1,5 +1,6 @@
 import { expect, test } from "vitest";
 
+import type { Rung } from "$lib/bindings/Rung";
 import { formatter } from "$lib/format";
 import type { Note, PaceNote } from "$lib/stores/run-state";
 
@@ -9,8 +10,16 @@ const at = { step: 12, timeMs: 0 };
 const zh = formatter("zh");
 
 test("a rung says in Chinese every value that changed, and no other", () => {
-  const from = { micro_batch: 4, accumulation: 4, head_rows: 256, recompute: "n" as const, n_layers_eased: 0 };
-  const note = (to: Partial<typeof from>): Note => ({
+  const from: Rung = {
+    micro_batch: 4,
+    accumulation: 4,
+    head_rows: 256,
+    recompute: "n",
+    n_layers_eased: 0,
+    mlp_rows: null,
+    offload_inputs: false,
+  };
+  const note = (to: Partial<Rung>): Note => ({
     ...at,
     kind: "rung",
     reason: "r",
@@ -22,6 +31,29 @@ test("a rung says in Chinese every value that changed, and no other", () => {
   expect(noteWords(note({ micro_batch: 2, accumulation: 8 }), "zh", zh)[0]).not.toContain("256");
   expect(noteWords(note({ head_rows: 128 }), "zh", zh)[0]).toMatch(/128 行.*256 行/);
   expect(noteWords(note({ head_rows: 128 }), "en", formatter("en"))).toEqual(["r", "w"]);
+  expect(noteWords(note({ mlp_rows: 1024, offload_inputs: true }), "zh", zh)[0]).toMatch(/1024.*系统内存/);
+});
+
+test("what ran short of memory is said in Chinese with its values", () => {
+  const said: [string, string, string][] = [
+    ["run.memory_retried", "Memory ran out after step 7: x. What could be freed is, and it is tried again.", "第 7 步"],
+    ["run.on_rung", "Memory ran out earlier in this run. It goes on with micro-batches of 2.", "较省内存"],
+    ["run.evaluation_smaller", "x. The evaluation goes on with at most 512 tokens at once.", "512"],
+    ["run.evaluation_skipped", "Step 9 is not evaluated: x.", "第 9 步"],
+    ["run.samples_skipped", "The sample prompts are not answered after step 4: x.", "第 4 步"],
+    ["run.checkpoint_skipped", "No checkpoint was made after step 5: x. The next one is tried in its turn.", "第 5 步"],
+    [
+      "run.card_filling",
+      "Other programs have taken 2 GiB of the card since the run began: 1 GiB are free, and the next evaluation with its " +
+        "answers needs 3 GiB. Close them before then; otherwise the run goes on with less, and slower.",
+      "2 GiB：剩余 1 GiB，下一次评估和回答需要 3 GiB",
+    ],
+    ["run.card_spilled", "The last 3 steps took 4.5 times as long as usual while the card is 99 % full: the driver", "4.5 倍"],
+  ];
+  for (const [code, message, words] of said) {
+    const note: Note = { ...at, kind: "warning", code, message };
+    expect(noteWords(note, "zh", zh)[0], code).toContain(words);
+  }
 });
 
 test("a pause says until when where that is known, and an unknown reason stays in the engine's words", () => {
