@@ -1,4 +1,4 @@
-//! The step on a card against transformers + peft + bitsandbytes on the same card (`PERFORMANCE.md`, parity).
+//! The step on a card against transformers + peft + bitsandbytes on the same card.
 //!
 //! What they compute is too large to commit: `goldens/make/card.py` writes it into the folder that `HEARTH_CARD_GOLDENS` names.
 //! Without that folder, or without a card, every test here says so and passes.
