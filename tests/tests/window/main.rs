@@ -56,8 +56,11 @@ impl Bench {
     /// The only run's folder.
     fn run_folder(&self) -> Outcome<PathBuf> {
         let runs = self.home().join("runs");
-        let mut folders = fs::read_dir(&runs).map_err(|error| format!("{}: {error}", runs.display()))?;
-        let only = folders.next().ok_or("no run folder")??.path();
+        let entries = fs::read_dir(&runs).map_err(|error| format!("{}: {error}", runs.display()))?;
+        // Beside them are the speeds that were measured here.
+        let paths = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>()?;
+        let mut folders = paths.into_iter().filter(|path| path.is_dir());
+        let only = folders.next().ok_or("no run folder")?;
         if folders.next().is_some() {
             return Err("more than one run folder".into());
         }

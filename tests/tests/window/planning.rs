@@ -61,6 +61,7 @@ async fn planning() -> Outcome<()> {
     let driver = Driver::start(&desk.home())?;
     let first = driver.open().await?.run("planning", async |studio| {
         // An earlier window may have left its model and data.
+        studio.click("nav-runs").await?;
         studio.click("new-run").await?;
         choose_card(studio).await?;
         open_model_and_data(studio, &desk.model(), &desk.data()).await?;
