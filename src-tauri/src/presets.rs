@@ -1,11 +1,12 @@
 //! Settings kept under a name, one file each beside the runs: what was chosen, without which model, which data and what
 //! the run was called.
 
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use hearth_engine::config::RunConfig;
+use hearth_engine::named::{self, BadName, NamedFiles};
 use hearth_engine::run;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -13,10 +14,6 @@ use serde_json::{Value, json};
 use crate::commands::aside;
 use crate::engine::{self, Answer};
 
-/// Longest name that is kept, in characters.
-const MOST_CHARS: usize = 80;
-/// Most bytes of a file's name that come from the settings' name.
-const MOST_BYTES: usize = 60;
 /// Parts of a configuration that are no choice of settings.
 const NOT_KEPT: [&str; 2] = ["name", "model"];
 const NOT_KEPT_OF_DATA: [&str; 3] = ["path", "evaluation_path", "columns"];
@@ -66,17 +63,20 @@ fn folder() -> PathBuf {
     run::runs_dir().with_file_name("presets")
 }
 
+fn files(folder: &Path) -> NamedFiles {
+    NamedFiles::new(folder.into(), "json")
+}
+
 /// All that can be read, by name. A file somebody else put there, or damaged, is none.
 fn list(folder: &Path) -> Vec<Preset> {
-    let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let documents = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
-    let mut presets: Vec<Preset> = documents.filter_map(|path| read(&path)).collect();
+    let texts = files(folder).read_all().unwrap_or_default().into_iter().filter_map(|(_, text)| text.ok());
+    let mut presets: Vec<Preset> = texts.filter_map(|text| parse(&text)).collect();
     presets.sort_by_cached_key(|preset| (preset.name.to_lowercase(), preset.name.clone()));
     presets
 }
 
-fn read(path: &Path) -> Option<Preset> {
-    let Kept { name, mut config } = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+fn parse(text: &str) -> Option<Preset> {
+    let Kept { name, mut config } = serde_json::from_str(text).ok()?;
     let blank = json!("");
     for key in NOT_KEPT {
         config.as_object_mut()?.insert(key.into(), blank.clone());
@@ -89,17 +89,17 @@ fn read(path: &Path) -> Option<Preset> {
 fn save(folder: &Path, name: &str, config: &RunConfig) -> Answer<()> {
     let name = clean(name)?;
     let config = choices(config).map_err(|e| engine::error("window.internal", e.to_string(), ""))?;
-    let path = folder.join(file_name(&name));
-    let content = serde_json::to_vec_pretty(&Kept { name, config })
+    let path = files(folder).path(&name);
+    let content = serde_json::to_string_pretty(&Kept { name, config })
         .map_err(|e| engine::error("window.internal", e.to_string(), ""))?;
-    write(&path, &content).map_err(|e| {
+    named::write_whole(&path, content.as_bytes()).map_err(|e| {
         let message = format!("writing {}: {e}", path.display());
         engine::error("window.io", message, "Check that the folder exists and can be written.")
     })
 }
 
 fn delete(folder: &Path, name: &str) -> Answer<()> {
-    let path = folder.join(file_name(&clean(name)?));
+    let path = files(folder).path(&clean(name)?);
     match fs::remove_file(&path) {
         Err(e) if e.kind() != ErrorKind::NotFound => {
             let message = format!("deleting {}: {e}", path.display());
@@ -121,55 +121,15 @@ fn choices(config: &RunConfig) -> serde_json::Result<Value> {
     Ok(config)
 }
 
-/// A name on one line, without what cannot be seen.
+/// The name as it is kept.
 fn clean(name: &str) -> Answer<String> {
-    let spaced: String = name.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let name = spaced.split_whitespace().collect::<Vec<_>>().join(" ");
-    match name.chars().count() {
-        0 => Err(engine::error("window.preset_name", "the settings have no name", "Give them a name.")),
-        n if n > MOST_CHARS => {
-            let message = format!("the name has {n} characters");
-            Err(engine::error("window.preset_name", message, &format!("Give at most {MOST_CHARS} characters.")))
+    named::clean(name).map_err(|bad| match bad {
+        BadName::Empty => engine::error("window.preset_name", "the settings have no name", "Give them a name."),
+        BadName::TooLong { n_chars } => {
+            let next_step = format!("Give at most {} characters.", named::MOST_CHARS);
+            engine::error("window.preset_name", format!("the name has {n_chars} characters"), &next_step)
         }
-        _ => Ok(name),
-    }
-}
-
-/// What a folder takes on every system: letters, digits and dashes, then what tells names apart that look alike in it.
-fn file_name(name: &str) -> String {
-    let mut readable = String::new();
-    for c in name.chars().map(|c| if c.is_alphanumeric() { c } else { '-' }) {
-        if readable.len() + c.len_utf8() > MOST_BYTES {
-            break;
-        }
-        if c != '-' || !readable.ends_with('-') {
-            readable.push(c);
-        }
-    }
-    let readable = Some(readable.trim_matches('-')).filter(|text| !text.is_empty()).unwrap_or("settings");
-    format!("{readable}-{:016x}.json", fnv1a(name.as_bytes()))
-}
-
-/// FNV-1a (Fowler, Noll, Vo), 64 bit: the same in every version of this program, unlike the standard library's hasher.
-fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-/// The old content or the new one is there, never a part.
-fn write(path: &Path, content: &[u8]) -> io::Result<()> {
-    fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
-    let writing = path.with_extension("writing");
-    let written = (|| {
-        let mut file = File::create(&writing)?;
-        file.write_all(content)?;
-        file.sync_all()?;
-        drop(file);
-        fs::rename(&writing, path)
-    })();
-    if written.is_err() {
-        let _ = fs::remove_file(&writing);
-    }
-    written
+    })
 }
 
 #[cfg(test)]
@@ -232,7 +192,7 @@ mod tests {
     fn the_file_holds_no_model_no_data_and_no_name_of_a_run() {
         let folder = temporary();
         save(folder.path(), "x", &config(8)).expect("saved");
-        let text = fs::read_to_string(folder.path().join(file_name("x"))).expect("written");
+        let text = fs::read_to_string(files(folder.path()).path("x")).expect("written");
         for gone in ["my run", "m.gguf", "jsonl", "prompt", "\"path\"", "\"model\""] {
             assert!(!text.contains(gone), "{gone} is in {text}");
         }
@@ -241,20 +201,6 @@ mod tests {
         assert_eq!(preset.config.name, "");
         assert_eq!((preset.config.model.as_os_str().len(), preset.config.data.path.as_os_str().len()), (0, 0));
         assert!(preset.config.data.evaluation_path.is_none() && preset.config.data.columns.is_none());
-    }
-
-    #[test]
-    fn a_file_stays_in_its_folder_and_every_name_has_its_own() {
-        let mut files: Vec<String> = NAMES.iter().map(|name| file_name(name)).collect();
-        files.push(file_name(&"长".repeat(MOST_CHARS)));
-        for file in &files {
-            assert!(file.chars().all(|c| c.is_alphanumeric() || "-.".contains(c)), "{file}");
-            assert_eq!(file.matches('.').count(), 1, "{file}");
-            assert!(file.len() <= 100, "{file}");
-        }
-        files.sort();
-        files.dedup();
-        assert_eq!(files.len(), NAMES.len() + 1);
     }
 
     #[test]
@@ -270,7 +216,7 @@ mod tests {
     #[test]
     fn settings_without_a_name_or_with_an_endless_one_are_refused() {
         let folder = temporary();
-        for name in ["", " \t\n", &"x".repeat(MOST_CHARS + 1)] {
+        for name in ["", " \t\n", &"x".repeat(named::MOST_CHARS + 1)] {
             let refused = save(folder.path(), name, &config(4)).expect_err("no name");
             assert_eq!(refused.code, "window.preset_name");
         }
