@@ -80,7 +80,7 @@ impl Bench {
     }
 
     fn plan_bytes(&self, settings: &Settings) -> u64 {
-        hearth_engine::plan::layout::layout(&self.shape, settings).bytes() + CARD_OVERHEAD_BYTES
+        hearth_engine::plan::planned_bytes(&self.shape, settings)
     }
 
     /// Trains so many steps in buffers of its own, with all of the card taken away but the limit; gives the most bytes of the card that
