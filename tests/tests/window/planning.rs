@@ -152,6 +152,8 @@ fn undisturbed(values: impl Iterator<Item = f64>) -> f64 {
 async fn the_rest_follows_what_is_fixed(studio: &Studio) -> Outcome<()> {
     studio.click("plan-reset").await?;
     studio.value_is("setting-rank", "16").await?;
+    // The field shows the wish at once, the plan for it comes after.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     let batch = studio.number("effective-batch", SOON, |n| n > 1).await?;
     studio.type_into("setting-micro-batch", "2").await?;
     studio.value_is("setting-accumulation", &(batch / 2).to_string()).await?;
@@ -170,6 +172,8 @@ async fn keep_and_load(studio: &Studio) -> Outcome<()> {
     studio.value_is("preset-select", KEPT).await?;
     studio.click("plan-reset").await?;
     studio.value_is("setting-rank", "16").await?;
+    // The field shows the wish at once, the plan for it comes after.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     studio.click("preset-load").await?;
     kept_values_are_there(studio).await
 }
