@@ -1,7 +1,7 @@
 //! The training step on a graphics card, for models of random weights: tokens a second, and planned beside measured memory.
 //!
 //! ```text
-//! card --cell 8b,2048,2,C0 --cell 8b,2048,2,C0+12/o/m4096/s8 --cell 8b,2048,2,plan,12288 --csv FILE
+//! card --cell 8b,2048,2,C0 --cell 8b,2048,2,C0+12/o/m4096/s8/w8 --cell 8b,2048,2,plan,12288 --csv FILE
 //! card --cell 8b,longest,1,plan,8192
 //! card --accuracy 8b --csv FILE
 //! ```
@@ -10,7 +10,8 @@
 //! micro-batch and one update a step: what the peers' script does. Each cell runs in a process of its own.
 //!
 //! A mode is what is recomputed; `+12` lets the last 12 layers recompute one step less, `/o` keeps the layers' inputs in system memory,
-//! `/m4096` sends so many rows through an MLP at once, `/s8` streams the first 8 layers. Mode `plan` is what the plan proposes. A last number
+//! `/m4096` sends so many rows through an MLP at once, `/s8` streams the first 8 layers, `/w8` keeps
+//! the weights of the last 8 dequantised. Mode `plan` is what the plan proposes. A last number
 //! is a smaller card in MiB: all else of the card is taken first, so the limit is a hard one. Sequence `longest` is the longest that
 //! the plan says fits there.
 //!
@@ -166,6 +167,7 @@ fn settings(shape: &ModelShape, length: usize, micro_batch: usize, mode: &str) -
             ("o", "") => settings.offload_inputs = true,
             ("m", rows) => settings.mlp_rows = Some(number(rows)),
             ("s", layers) => settings.n_layers_streamed = number(layers),
+            ("w", layers) => settings.n_layers_cached = number(layers),
             _ => panic!("{mode}: {part} is not known"),
         }
     }
@@ -238,6 +240,9 @@ fn mode_of(settings: &Settings) -> String {
     }
     if settings.n_layers_streamed > 0 {
         mode += &format!("/s{}", settings.n_layers_streamed);
+    }
+    if settings.n_layers_cached > 0 {
+        mode += &format!("/w{}", settings.n_layers_cached);
     }
     mode
 }

@@ -65,6 +65,9 @@ pub struct RunConfig {
     /// The first layers, this many, have their NF4 weights in system memory and come to the card when they are needed.
     #[serde(default)]
     pub n_layers_streamed: Option<usize>,
+    /// The last layers, this many, have their NF4 weights also dequantised, so that no pass has to do it.
+    #[serde(default)]
+    pub n_layers_cached: Option<usize>,
     /// The optimizer and its rates.
     #[serde(default)]
     pub optimizer: OptimizerConfig,
@@ -142,6 +145,7 @@ impl RunConfig {
             offload_inputs: None,
             mlp_rows: None,
             n_layers_streamed: None,
+            n_layers_cached: None,
             embedding_on_host: None,
             optimizer: OptimizerConfig::default(),
             epochs: None,
@@ -576,6 +580,9 @@ pub struct Settings {
     /// The first layers, this many, have their NF4 weights in system memory.
     #[serde(default)]
     pub n_layers_streamed: usize,
+    /// The last layers, this many, have their NF4 weights also dequantised.
+    #[serde(default)]
+    pub n_layers_cached: usize,
     /// Supervised rows that go through the head at once.
     pub head_rows: usize,
     pub optimizer: OptimizerKind,
@@ -620,6 +627,7 @@ impl Default for Settings {
             offload_inputs: false,
             mlp_rows: None,
             n_layers_streamed: 0,
+            n_layers_cached: 0,
             head_rows: crate::plan::HEAD_ROWS,
             optimizer: OptimizerKind::AdamW32,
             learning_rate: 1e-4,

@@ -180,6 +180,15 @@ fn recompute_modes_and_places_of_inputs_and_weights_give_the_same_bits() {
             let what = format!("{recompute:?}, offload {offload}, {streamed} streamed, dropout {dropout}, rank {rank}");
             assert!(other == all, "{what}");
         }
+        for (recompute, cached, streamed) in [(Recompute::N, 1, 0), (Recompute::C0, 3, 0), (Recompute::C1, 1, 2)] {
+            let other = with(&|settings| {
+                (settings.recompute, settings.n_layers_cached) = (recompute, cached);
+                settings.n_layers_streamed = streamed;
+            });
+            let what =
+                format!("{recompute:?}, {cached} dequantised, {streamed} streamed, dropout {dropout}, rank {rank}");
+            assert!(other == all, "{what}");
+        }
     }
 }
 

@@ -167,6 +167,18 @@ fn one_pass(golden: &Golden, settings: &Settings) -> (f64, Vec<f32>) {
     (loss, gradients(&trainer))
 }
 
+/// A loss and the adapter after each of two updates.
+fn two_updates(golden: &Golden, settings: &Settings) -> Vec<(f64, Vec<f32>)> {
+    let batch = batch_of(&golden.documents("/documents"));
+    let mut trainer = golden.trainer(settings);
+    let update = |i| {
+        let loss = trainer.micro_batch(&batch, batch.n_supervised(), i).unwrap();
+        trainer.optimizer_step(1e-2).unwrap();
+        (loss, trainer.adapter().flat().to_vec1().unwrap())
+    };
+    (0..2).map(update).collect()
+}
+
 #[test]
 fn recompute_modes_are_bit_identical_with_dropout_and_quantised_base_too() {
     for name in MODELS {
@@ -205,6 +217,28 @@ fn inputs_and_weights_that_wait_in_system_memory_give_the_same_bits() {
             ] {
                 let what = format!("{name} dropout {dropout}: {recompute:?}, {offload}, {n_streamed}");
                 assert_eq!(resident, with(recompute, offload, n_streamed), "{what}");
+            }
+        }
+    }
+}
+
+/// Through two updates, after which the adapter in the padding of the kept weights is another one.
+#[test]
+fn weights_kept_dequantised_give_the_same_bits() {
+    for name in MODELS {
+        let golden = Golden::load(name);
+        let n_layers = golden.source().shape().n_layers;
+        for dropout in [0.0, 0.3] {
+            let with = |n_layers_cached, n_layers_streamed| {
+                let lora = LoraConfig { dropout, ..settings().lora };
+                let base = BaseFormat::Nf4;
+                let settings = Settings { base, lora, n_layers_cached, n_layers_streamed, ..settings() };
+                two_updates(&golden, &settings)
+            };
+            let dequantised_each_time = with(0, 0);
+            for (n_cached, n_streamed) in [(1, 0), (n_layers, 0), (n_layers + 1, 0), (1, n_layers)] {
+                let what = format!("{name} dropout {dropout}: {n_cached} kept, {n_streamed} streamed");
+                assert_eq!(dequantised_each_time, with(n_cached, n_streamed), "{what}");
             }
         }
     }

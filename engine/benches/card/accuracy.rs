@@ -37,8 +37,8 @@ pub(super) fn table(model: &str, csv: Option<&str>) -> ExitCode {
         }
     }
     println!("worst error {worst:.2} %");
-    for limit_mib in [8, 12, 16].map(|gib| gib << 10) {
-        for (length, micro_batch) in [(2048, 2), (4096, 1)] {
+    for limit_mib in [8, 12, 16, 24].map(|gib| gib << 10) {
+        for (length, micro_batch) in [(512, 2), (2048, 2), (4096, 1), (8192, 1)] {
             let limit_bytes = (limit_mib as u64) << 20;
             let Some(settings) = planned(&bench.shape, length, micro_batch, limit_bytes) else { continue };
             let (name, plan_bytes) = (bench.name(&settings), bench.plan_bytes(&settings));
@@ -130,6 +130,11 @@ fn cells(shape: &ModelShape) -> Vec<Cell> {
     for size in sizes {
         for mode in &modes {
             add(size, mode);
+        }
+    }
+    for size in [(512, 1), (2048, 2)] {
+        for mode in [format!("N/w{}", shape.n_layers), format!("C0/w{eased}")] {
+            add(size, &mode);
         }
     }
     for size in [(2048, 8), (16_384, 1)] {

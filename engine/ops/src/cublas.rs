@@ -210,11 +210,15 @@ fn plan(handle: sys::cublasLtHandle_t, key: &Key) -> Result<Planned> {
         (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &key.dst),
     ];
     let workspace_bytes = WORKSPACE_BYTES;
-    // SAFETY: each attribute is given with its documented type: u64 bytes of workspace, u32 alignments; what is destroyed here is
-    // used nowhere else.
+    // A product that is split along `k` is added up in f32, never in the 16 bits of its result.
+    let reductions = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+    // SAFETY: each attribute is given with its documented type: u64 bytes of workspace, u32 alignments and bits of reduction schemes;
+    // what is destroyed here is used nowhere else.
     let found = unsafe {
         let attribute = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         lt::set_matmul_pref_attribute(preference, attribute, (&raw const workspace_bytes).cast(), 8).map_err(error)?;
+        let attribute = Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
+        lt::set_matmul_pref_attribute(preference, attribute, (&raw const reductions).cast(), 4).map_err(error)?;
         for (attribute, side) in alignments {
             lt::set_matmul_pref_attribute(preference, attribute, (&raw const side.alignment).cast(), 4)
                 .map_err(error)?;

@@ -33,6 +33,7 @@ pub enum Site {
     Kept,
     Workspace,
     Slot,
+    WeightCache,
     Inputs,
     Scratch,
     Losses,
@@ -44,7 +45,7 @@ pub enum Site {
 
 impl Site {
     /// Every site there is.
-    pub const ALL: [Site; 17] = [
+    pub const ALL: [Site; 18] = [
         Site::BaseWeights,
         Site::Embeddings,
         Site::Norms,
@@ -55,6 +56,7 @@ impl Site {
         Site::Kept,
         Site::Workspace,
         Site::Slot,
+        Site::WeightCache,
         Site::Inputs,
         Site::Scratch,
         Site::Losses,
@@ -77,6 +79,7 @@ impl Site {
             Site::Kept => "kept activations",
             Site::Workspace => "layer and loss workspace",
             Site::Slot => "dequantisation slot",
+            Site::WeightCache => "weights kept dequantised",
             Site::Inputs => "batch and positions",
             Site::Scratch => "scratch of the attention",
             Site::Losses => "losses",

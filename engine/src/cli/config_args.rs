@@ -93,6 +93,9 @@ pub(crate) struct ConfigArgs {
     /// Layers whose NF4 weights are in system memory and come to the card when they are needed.
     #[arg(long, value_name = "LAYERS")]
     layers_streamed: Option<usize>,
+    /// Layers whose NF4 weights are also kept dequantised, where memory is left over.
+    #[arg(long, value_name = "LAYERS")]
+    layers_cached: Option<usize>,
     /// Optimizer state: adamw32 or adamw8.
     #[arg(long, value_parser = named::<OptimizerKind>, value_name = "KIND")]
     optimizer: Option<OptimizerKind>,
@@ -275,6 +278,7 @@ impl ConfigArgs {
         set(&mut config.offload_inputs, self.offload_inputs.map(Some));
         set(&mut config.mlp_rows, self.mlp_rows.map(Some));
         set(&mut config.n_layers_streamed, self.layers_streamed.map(Some));
+        set(&mut config.n_layers_cached, self.layers_cached.map(Some));
         set(&mut config.optimizer.kind, self.optimizer.map(Some));
         set(&mut config.optimizer.learning_rate, self.lr);
         set(&mut config.optimizer.schedule, self.schedule);

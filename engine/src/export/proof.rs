@@ -231,7 +231,7 @@ pub fn prove_adapter(
         proof.behaviour(witness, &mut generator, &tokenizer)?;
         drop(generator);
         // The model's padding holds the trained adapter again.
-        model.place_adapter(adapter)?;
+        model.place_adapter(adapter, None)?;
     }
     Ok(proof.finish())
 }

@@ -183,7 +183,7 @@ impl<'a> Blocks<'a> {
     pub(super) fn new(model: &'a Model, adapter: Option<&'a Adapter>, slot: Option<Slot>) -> Result<Self> {
         let (shape, device) = (&model.shape, model.device());
         if let Some(adapter) = adapter {
-            model.place_adapter(adapter)?;
+            model.place_adapter(adapter, slot.as_ref())?;
         }
         let empty = || {
             let held = Held::new();

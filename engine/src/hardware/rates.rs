@@ -50,6 +50,9 @@ pub struct MeasuredRate {
     /// Layers that recomputed one step less.
     #[serde(default)]
     pub n_layers_eased: usize,
+    /// Layers whose weights stayed dequantised.
+    #[serde(default)]
+    pub n_layers_cached: usize,
     /// Longest sequence allowed, in tokens; 0 in measurements of earlier versions.
     #[serde(default)]
     pub length: usize,
@@ -68,7 +71,8 @@ pub struct MeasuredRate {
 impl MeasuredRate {
     /// Measurements of the same thing; the newer replaces the older.
     fn same_as(&self, other: &MeasuredRate) -> bool {
-        let key = |r: &MeasuredRate| (r.compute, r.base, r.recompute, r.n_layers_eased, r.length, r.micro_batch);
+        let mode = |r: &MeasuredRate| (r.compute, r.base, r.recompute, r.n_layers_eased, r.n_layers_cached);
+        let key = |r: &MeasuredRate| (mode(r), r.length, r.micro_batch);
         let (mine, others) = (self.micro_batch_tokens as f64, other.micro_batch_tokens as f64);
         (&self.device, &self.model) == (&other.device, &other.model)
             && key(self) == key(other)
@@ -235,6 +239,7 @@ mod tests {
             base: BaseFormat::F32,
             recompute: Recompute::N,
             n_layers_eased: 0,
+            n_layers_cached: 0,
             length: 256,
             micro_batch: 2,
             micro_batch_tokens: 500,

@@ -78,9 +78,15 @@ impl GroupShape {
         Group::ALL.map(|group| Self::new(group, shape, lora))
     }
 
+    /// Rows and columns of the padded weight.
+    pub fn padded_dims(&self) -> (usize, usize) {
+        (self.n_out + self.rank, self.n_in + self.rank)
+    }
+
     /// Elements of the padded weight.
     pub fn padded_elements(&self) -> usize {
-        (self.n_out + self.rank) * (self.n_in + self.rank)
+        let (rows, cols) = self.padded_dims();
+        rows * cols
     }
 
     /// Elements of the group's adapter: `A` is `[rank, n_in]`, then each member's `B` is `[outputs, rank]`.

@@ -1,5 +1,7 @@
 //! The frozen base on a device, and its linear layers with the adapter in their padding.
 
+use std::sync::Arc;
+
 use candle_core::{DType, Device, Result, Tensor};
 
 use rayon::prelude::*;
@@ -94,14 +96,26 @@ pub enum Norm {
     PostAttention,
 }
 
-/// Where quantised weights are dequantised: one buffer, large enough for the largest group. Empty for a dense base.
-#[derive(Clone)]
-pub struct Slot(Option<Tensor>);
+/// Where quantised weights are dequantised: one buffer, large enough for the largest group, that all use by turns, and where memory
+/// is left over a cache of some layers, dequantised once. Empty for a dense base.
+#[derive(Clone, Default)]
+pub struct Slot {
+    shared: Option<Tensor>,
+    /// Padded weights of the last layers, in their order.
+    cached: Arc<[Vec<Tensor>]>,
+}
 
 impl Slot {
-    /// Bytes of the buffer.
+    /// Bytes of the buffers.
     pub(crate) fn bytes(&self) -> u64 {
-        self.0.as_ref().map_or(0, |t| (t.elem_count() * t.dtype().size_in_bytes()) as u64)
+        let all = self.shared.iter().chain(self.cached.iter().flatten());
+        all.map(|t| (t.elem_count() * t.dtype().size_in_bytes()) as u64).sum()
+    }
+
+    /// The cached weights of layer `layer` of `n_layers`, by group.
+    fn cached(&self, layer: usize, n_layers: usize) -> Option<&[Tensor]> {
+        let i = (layer + self.cached.len()).checked_sub(n_layers)?;
+        self.cached.get(i).map(Vec::as_slice)
     }
 }
 
@@ -272,25 +286,49 @@ impl Model {
     /// A slot for this model's weights, of memory that counts as `held`.
     pub(crate) fn slot(&self, held: &Held) -> Result<Slot> {
         if !self.layers.iter().flat_map(|l| &l.linears).any(|l| matches!(l, Linear::Nf4(_))) {
-            return Ok(Slot(None));
+            return Ok(Slot::default());
         }
         let n = self.groups.iter().map(GroupShape::padded_elements).max().unwrap_or(0);
-        Ok(Slot(Some(held.zeros(n, self.dtype, &self.device, Site::Slot)?)))
+        Ok(Slot { shared: Some(held.zeros(n, self.dtype, &self.device, Site::Slot)?), ..Slot::default() })
     }
 
-    /// Copies the adapter into the padding of all dense weights. Must follow every change of the adapter.
-    pub(crate) fn place_adapter(&self, adapter: &Adapter) -> Result<()> {
+    /// [`Self::slot`] with the last `n_layers` layers dequantised in it for good. The adapter is in none of them yet.
+    pub(crate) fn slot_caching(&self, n_layers: usize, held: &Held) -> Result<Slot> {
+        let slot = self.slot(held)?;
+        if slot.shared.is_none() {
+            return Ok(slot);
+        }
+        let total = self.shape.n_layers;
+        let cache = |layer| {
+            self.bring(layer, (layer + 1 < total).then_some(layer + 1))?;
+            let group = |shape: &GroupShape| {
+                let weight = held.zeros(shape.padded_dims(), self.dtype, &self.device, Site::WeightCache)?;
+                self.dequantise((layer, shape), None, &weight)?;
+                Ok(weight)
+            };
+            self.groups.iter().map(group).collect::<Result<_>>()
+        };
+        let cached = (total.saturating_sub(n_layers)..total).map(cache).collect::<Result<_>>()?;
+        Ok(Slot { cached, ..slot })
+    }
+
+    /// Copies the adapter into the padding of all weights that stay dequantised, those cached in `slot` included. Must follow every
+    /// change of the adapter.
+    pub(crate) fn place_adapter(&self, adapter: &Adapter, slot: Option<&Slot>) -> Result<()> {
         for (i, layer) in self.layers.iter().enumerate() {
+            let cached = slot.and_then(|slot| slot.cached(i, self.layers.len()));
             for (linear, shape) in layer.linears.iter().zip(&self.groups) {
-                if let Linear::Dense(weight) = linear {
-                    place_group(weight, adapter, i, shape)?;
+                match (linear, cached) {
+                    (Linear::Dense(weight), _) => place_group(weight, adapter, i, shape)?,
+                    (Linear::Nf4(_), Some(cached)) => place_group(&cached[shape.group as usize], adapter, i, shape)?,
+                    (Linear::Nf4(_), None) => {}
                 }
             }
         }
         Ok(())
     }
 
-    /// A group's padded weight with the adapter in its place: where it is kept, or dequantised into `slot`, which holds it until
+    /// A group's padded weight with the adapter in its place: where it is kept or cached, or dequantised into `slot`, which holds it until
     /// the next call. Without `adapter` the base alone is asked for, and the padding is not to be read.
     pub(crate) fn weight<'a>(
         &'a self,
@@ -299,30 +337,40 @@ impl Model {
         slot: &Slot,
     ) -> Result<PaddedWeight<'a>> {
         let shape = self.group(group);
-        let weight = match (&self.layers[layer].linears[group as usize], &slot.0) {
-            (Linear::Dense(weight), _) => weight.clone(),
-            (Linear::Nf4(members), Some(slot)) => {
-                let weight = slot
-                    .narrow(0, 0, shape.padded_elements())?
-                    .reshape((shape.n_out + shape.rank, shape.n_in + shape.rank))?;
-                let view = match adapter.filter(|_| shape.rank > 0) {
-                    Some(adapter) => Some(adapter.view(adapter.flat(), layer, group)?),
-                    None => None,
-                };
-                let b = |i: usize| view.as_ref().and_then(|view| view.b[i].as_ref());
-                let members: Vec<padded::Member> = members
-                    .iter()
-                    .zip(&shape.members)
-                    .enumerate()
-                    .map(|(i, (weight, member))| padded::Member { weight, b: b(i).map(|b| (b, member.ranks.start)) })
-                    .collect();
-                padded::dequantize(&weight, &members, view.as_ref().map(|view| &view.a))?;
+        let cached = slot.cached(layer, self.layers.len()).map(|groups| &groups[group as usize]);
+        let weight = match (&self.layers[layer].linears[group as usize], cached, &slot.shared) {
+            (Linear::Dense(weight), ..) | (_, Some(weight), _) => weight.clone(),
+            (Linear::Nf4(_), None, Some(slot)) => {
+                let weight = slot.narrow(0, 0, shape.padded_elements())?.reshape(shape.padded_dims())?;
+                self.dequantise((layer, shape), adapter, &weight)?;
                 weight
             }
-            (Linear::Nf4(_), None) => candle_core::bail!("a quantised base needs a slot to be dequantised into"),
+            (Linear::Nf4(_), None, None) => candle_core::bail!("a quantised base needs a slot to be dequantised into"),
         };
         let scale = adapter.filter(|_| shape.rank > 0).map(|adapter| adapter.lora().scale());
         Ok(PaddedWeight { weight, shape, scale })
+    }
+
+    /// Fills `weight` with a quantised group, and its padding with the adapter where one is given.
+    fn dequantise(
+        &self,
+        (layer, shape): (usize, &GroupShape),
+        adapter: Option<&Adapter>,
+        weight: &Tensor,
+    ) -> Result<()> {
+        let Linear::Nf4(members) = &self.layers[layer].linears[shape.group as usize] else { return Ok(()) };
+        let view = match adapter.filter(|_| shape.rank > 0) {
+            Some(adapter) => Some(adapter.view(adapter.flat(), layer, shape.group)?),
+            None => None,
+        };
+        let b = |i: usize| view.as_ref().and_then(|view| view.b[i].as_ref());
+        let members: Vec<padded::Member> = members
+            .iter()
+            .zip(&shape.members)
+            .enumerate()
+            .map(|(i, (weight, member))| padded::Member { weight, b: b(i).map(|b| (b, member.ranks.start)) })
+            .collect();
+        padded::dequantize(weight, &members, view.as_ref().map(|view| &view.a))
     }
 }
 
@@ -457,7 +505,7 @@ impl Linear {
         }
         Ok(match base {
             BaseFormat::F32 | BaseFormat::Half => {
-                let padded = Tensor::from_vec(padded, (shape.n_out + shape.rank, stride), &Device::Cpu)?;
+                let padded = Tensor::from_vec(padded, shape.padded_dims(), &Device::Cpu)?;
                 Linear::Dense(on_device(padded, dtype, device)?)
             }
             BaseFormat::Nf4 => Linear::Nf4(quantised),

@@ -157,8 +157,16 @@ impl Sums {
 
 /// A number of what differs most between the settings of a search.
 fn mark(s: &Settings) -> u64 {
-    let numbers =
-        [s.length, s.micro_batch, s.head_rows, s.n_layers_eased, s.n_layers_streamed, s.lora.rank, s.n_samples];
+    let numbers = [
+        s.length,
+        s.micro_batch,
+        s.head_rows,
+        s.n_layers_eased,
+        s.n_layers_streamed,
+        s.n_layers_cached,
+        s.lora.rank,
+        s.n_samples,
+    ];
     let flags = s.recompute as u64 + 4 * s.base as u64 + 16 * s.compute as u64 + 64 * u64::from(s.offload_inputs);
     let start = flags + 128 * s.optimizer as u64 + 512 * s.mlp_rows.unwrap_or(0) as u64;
     numbers.iter().fold(start, |mark, &n| mark.wrapping_mul(0x0100_0000_01b3).wrapping_add(n as u64))
@@ -182,6 +190,7 @@ fn takes_as_much(a: &Settings, b: &Settings) -> bool {
         offload_inputs,
         mlp_rows,
         n_layers_streamed,
+        n_layers_cached,
         head_rows,
         optimizer,
         learning_rate: _,
@@ -205,6 +214,6 @@ fn takes_as_much(a: &Settings, b: &Settings) -> bool {
         && (*train_on, *base, *compute, *optimizer) == (b.train_on, b.base, b.compute, b.optimizer)
         && (*recompute, *n_layers_eased, *mlp_rows) == (b.recompute, b.n_layers_eased, b.mlp_rows)
         && (*embedding_on_host, *offload_inputs) == (b.embedding_on_host, b.offload_inputs)
-        && *n_layers_streamed == b.n_layers_streamed
+        && (*n_layers_streamed, *n_layers_cached) == (b.n_layers_streamed, b.n_layers_cached)
         && (lora.rank, lora.dropout, &lora.targets) == (b.lora.rank, b.lora.dropout, &b.lora.targets)
 }

@@ -99,7 +99,9 @@ fn places(config: &RunConfig, hardware: &Hardware) -> Result<(), Error> {
     range(has_card || !offloads, "offload_inputs", offloads, "false where the run trains in system memory")?;
     range(has_card || n_streamed == 0, "n_layers_streamed", n_streamed, "0 where the run trains in system memory")?;
     let is_nf4 = config.base.is_none_or(|base| base == BaseFormat::Nf4);
-    range(is_nf4 || n_streamed == 0, "n_layers_streamed", n_streamed, "0 for a base that is not NF4")
+    range(is_nf4 || n_streamed == 0, "n_layers_streamed", n_streamed, "0 for a base that is not NF4")?;
+    let n_cached = config.n_layers_cached.unwrap_or(0);
+    range(is_nf4 || n_cached == 0, "n_layers_cached", n_cached, "0 for a base that is not NF4")
 }
 
 fn optimizer(config: &RunConfig) -> Result<(), Error> {

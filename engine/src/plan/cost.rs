@@ -235,7 +235,8 @@ fn dequantise_bytes(shape: &ModelShape, compute: ComputeDtype) -> f64 {
 }
 
 /// How often a micro-batch dequantises the linears.
-fn dequantise_passes(shape: &ModelShape, base: BaseFormat, recompute: Mix, mlp_parts: f64) -> f64 {
+fn dequantise_passes(shape: &ModelShape, load: &Load) -> f64 {
+    let &Load { base, recompute, mlp_parts, cached, .. } = load;
     if base != BaseFormat::Nf4 {
         return 0.0;
     }
@@ -246,12 +247,12 @@ fn dequantise_passes(shape: &ModelShape, base: BaseFormat, recompute: Mix, mlp_p
     // Every part of an MLP needs its weights anew.
     let (down, gate_up) = (share(&[Target::Down]), share(&[Target::Gate, Target::Up]));
     let (down_more, gate_up_more) = (down * (mlp_parts - 1.0), gate_up * (mlp_parts - 1.0));
-    2.0 + 2.0 * (down_more + gate_up_more)
-        + recompute.mean(|mode| match mode {
-            Recompute::N => 0.0,
-            Recompute::C1 => share(&[Target::Q, Target::K, Target::V, Target::Gate, Target::Up]) + gate_up_more,
-            Recompute::C0 => 1.0 - down + gate_up_more,
-        })
+    let recomputing = recompute.mean(|mode| match mode {
+        Recompute::N => 0.0,
+        Recompute::C1 => share(&[Target::Q, Target::K, Target::V, Target::Gate, Target::Up]) + gate_up_more,
+        Recompute::C0 => 1.0 - down + gate_up_more,
+    });
+    (1.0 - cached) * (2.0 + 2.0 * (down_more + gate_up_more) + recomputing)
 }
 
 /// A link nobody described: taken for a slow one, PCIe 3.0 x8.
@@ -300,14 +301,14 @@ pub(super) struct Load {
     pub(super) flops: Flops,
     /// Parts in which an MLP is computed.
     pub(super) mlp_parts: f64,
+    /// Share of the layers whose weights stay dequantised.
+    pub(super) cached: f64,
 }
 
 fn calculated(shape: &ModelShape, rates: &Rates, compute: ComputeDtype, load: &Load) -> f64 {
     // Small products are slower per operation: a fixed cost of `half_tokens` a micro-batch.
     let products = load.flops.total() * (load.tokens + rates.half_tokens) / rates.flops_per_s;
-    let dequantise = dequantise_passes(shape, load.base, load.recompute, load.mlp_parts)
-        * dequantise_bytes(shape, compute)
-        / rates.bytes_per_s;
+    let dequantise = dequantise_passes(shape, load) * dequantise_bytes(shape, compute) / rates.bytes_per_s;
     load.tokens / (products + dequantise)
 }
 
@@ -362,6 +363,7 @@ pub(super) fn speed(
         tokens: rate.micro_batch_tokens.max(1) as f64,
         flops: Flops::per_token(shape, &settings.lora, mix(rate), attended * longer, learned),
         mlp_parts: 1.0,
+        cached: rate.n_layers_cached as f64 / shape.n_layers as f64,
     };
     let tokens_per_s = plain * rate.tokens_per_s / calculated(shape, &rates, settings.compute, &measured_load);
     let (other_base, other_mode, _, size) = distance(rate);

@@ -1,7 +1,8 @@
 //! What a run does where memory runs out: the same training with fewer bytes, in order of least harm.
 //!
 //! ```text
-//! fewer rows at the head ──> smaller micro-batches, more of them ──> recompute more ──> the MLP in parts ──> inputs in system memory
+//! no cache of weights ──> fewer rows at the head ──> smaller micro-batches, more of them ──> recompute more
+//!     ──> the MLP in parts ──> inputs in system memory
 //! ```
 //!
 //! A rung changes how a step is computed, never what is learned: the sequences of a step, their order, their weight in the loss and
@@ -31,12 +32,14 @@ pub struct Rung {
     pub mlp_rows: Option<usize>,
     #[serde(default)]
     pub offload_inputs: bool,
+    #[serde(default)]
+    pub n_layers_cached: usize,
 }
 
 /// The moves, least harm first: each gives the rungs further down in its direction, the nearest first. One that saves nothing where it
 /// is tried is passed over.
-const MOVES: [fn(&Settings) -> Vec<Rung>; 5] =
-    [fewer_head_rows, smaller_micro_batches, recompute_more, fewer_mlp_rows, offload_inputs];
+const MOVES: [fn(&Settings) -> Vec<Rung>; 6] =
+    [no_weight_cache, fewer_head_rows, smaller_micro_batches, recompute_more, fewer_mlp_rows, offload_inputs];
 
 /// Fewer rows than this at the head save nothing to speak of.
 const LEAST_HEAD_ROWS: usize = 16;
@@ -47,13 +50,23 @@ impl Rung {
     /// Where `settings` stand.
     pub fn of(settings: &Settings) -> Self {
         let Settings { micro_batch, accumulation, head_rows, recompute, n_layers_eased, .. } = *settings;
-        let Settings { mlp_rows, offload_inputs, .. } = *settings;
-        Self { micro_batch, accumulation, head_rows, recompute, n_layers_eased, mlp_rows, offload_inputs }
+        let Settings { mlp_rows, offload_inputs, n_layers_cached, .. } = *settings;
+        Self {
+            micro_batch,
+            accumulation,
+            head_rows,
+            recompute,
+            n_layers_eased,
+            mlp_rows,
+            offload_inputs,
+            n_layers_cached,
+        }
     }
 
     /// `settings` on this rung.
     pub fn apply(self, settings: &Settings) -> Settings {
-        let Self { micro_batch, accumulation, head_rows, recompute, n_layers_eased, mlp_rows, offload_inputs } = self;
+        let Self { micro_batch, accumulation, head_rows, recompute, n_layers_eased, .. } = self;
+        let Self { mlp_rows, offload_inputs, n_layers_cached, .. } = self;
         let settings = settings.clone();
         Settings {
             micro_batch,
@@ -63,6 +76,7 @@ impl Rung {
             n_layers_eased,
             mlp_rows,
             offload_inputs,
+            n_layers_cached,
             ..settings
         }
     }
@@ -70,6 +84,9 @@ impl Rung {
     /// What is different on a rung that came after this one, in words.
     pub fn changes(self, to: Rung) -> String {
         let mut changes = Vec::new();
+        if self.n_layers_cached != to.n_layers_cached {
+            changes.push("no weights kept dequantised".into());
+        }
         if self.head_rows != to.head_rows {
             changes.push(format!("{} rows at once at the head instead of {}", to.head_rows, self.head_rows));
         }
@@ -99,6 +116,10 @@ pub fn next_rung(shape: &ModelShape, settings: &Settings) -> Option<Rung> {
     let now = bytes(settings);
     let below = MOVES.iter().flat_map(|further| further(settings));
     below.into_iter().find(|rung| bytes(&rung.apply(settings)) < now)
+}
+
+fn no_weight_cache(settings: &Settings) -> Vec<Rung> {
+    vec![Rung { n_layers_cached: 0, ..Rung::of(settings) }]
 }
 
 fn fewer_head_rows(settings: &Settings) -> Vec<Rung> {
@@ -165,6 +186,7 @@ mod tests {
                         accumulation,
                         recompute,
                         n_layers_eased,
+                        n_layers_cached: n_layers_eased,
                         ..Settings::default()
                     };
                     let ladder = ladder(&shape, &settings);
@@ -207,6 +229,7 @@ mod tests {
             n_layers_eased: 3,
             mlp_rows: None,
             offload_inputs: false,
+            n_layers_cached: 2,
         };
         let to = Rung { micro_batch: 2, accumulation: 4, ..from };
         assert_eq!(from.changes(to), "2 sequences at once instead of 4, and 4 times a step");
@@ -216,6 +239,8 @@ mod tests {
         assert_eq!(from.changes(to), "0 layers recomputing less than C1 instead of 3");
         let to = Rung { mlp_rows: Some(512), offload_inputs: true, ..from };
         assert_eq!(from.changes(to), "512 rows at once through the MLP; the layers' inputs wait in system memory");
+        let to = Rung { n_layers_cached: 0, ..from };
+        assert_eq!(from.changes(to), "no weights kept dequantised");
         let to = Rung { head_rows: 128, ..from };
         assert_eq!(from.changes(to), "128 rows at once at the head instead of 256");
     }

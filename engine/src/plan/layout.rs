@@ -210,9 +210,11 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
     add(Work::Logits, head_rows, shape.vocab_rows, HEAD);
     let slots = assign_slots(&mut work);
     let work_bytes: u64 = slots.iter().map(|slot| slot.elements as u64 * slot.dtype.size_bytes()).sum();
-    let mut dequantised = 0;
+    let (mut dequantised, mut cached) = (0, 0);
     if settings.base == BaseFormat::Nf4 {
-        dequantised = groups.iter().map(GroupShape::padded_elements).max().unwrap_or(0);
+        let elements = groups.each_ref().map(GroupShape::padded_elements);
+        dequantised = elements.into_iter().max().unwrap_or(0);
+        cached = elements.iter().sum::<usize>() * settings.n_layers_cached.min(shape.n_layers);
     }
 
     let n_streamed = if settings.base == BaseFormat::Nf4 { layers.min(settings.n_layers_streamed as u64) } else { 0 };
@@ -271,6 +273,11 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
     if !shape.tied {
         let at = items.iter().position(|item| item.name == "norms").unwrap_or(items.len());
         items.insert(at, item("head", "Output head", Family::Weights, embedding, None));
+    }
+    if cached > 0 {
+        let bytes = cached as u64 * dtype.size_bytes();
+        let label = "Dequantised weights kept";
+        items.insert(1, item("weight_cache", label, Family::Weights, bytes, Some("n_layers_cached")));
     }
     if dequantised > 0 {
         let slot = item(

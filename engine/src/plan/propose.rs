@@ -200,8 +200,10 @@ impl<'a> Task<'a> {
     fn bases(&self, config: &RunConfig) -> Vec<BaseFormat> {
         match config.base {
             Some(base) => vec![base],
-            // Only quantised weights are streamed.
-            None if config.n_layers_streamed.is_some_and(|n| n > 0) => vec![BaseFormat::Nf4],
+            // Only quantised weights are streamed, or kept dequantised.
+            None if config.n_layers_streamed.max(config.n_layers_cached).is_some_and(|n| n > 0) => {
+                vec![BaseFormat::Nf4]
+            }
             None => vec![exact_base(self.compute(config)), BaseFormat::Nf4],
         }
     }
@@ -288,12 +290,31 @@ impl<'a> Task<'a> {
             for &base in &fitting {
                 let candidates = self.candidates(config, budget, &frame, base, &frame.splits, head_rows);
                 if let Some(best) = fastest(candidates.into_iter().filter(Proposal::fits)) {
-                    return Ok(best);
+                    return Ok(self.caching(config, &frame, best));
                 }
             }
         }
         // Not reached: `splits`, bases and modes are never empty, and the least of them fits.
         Err(Error::NoExamples)
+    }
+
+    /// `best` with as many layers' weights kept dequantised as its memory has room for, where that is worth it.
+    fn caching(&self, config: &RunConfig, frame: &Frame, best: Proposal) -> Proposal {
+        if config.n_layers_cached.is_some() || best.settings.base != BaseFormat::Nf4 {
+            return best;
+        }
+        let with = |n_layers_cached| Settings { n_layers_cached, ..best.settings.clone() };
+        let layer_bytes = self.bytes(&with(1)).saturating_sub(best.planned_bytes).max(1);
+        let n = best.budget.budget_bytes.saturating_sub(best.planned_bytes) / layer_bytes;
+        // Streamed layers are dequantised from where they come to.
+        let most = self.shape.n_layers - best.settings.n_layers_streamed.min(self.shape.n_layers);
+        let settings = with(usize::try_from(n).map_or(most, |n| n.min(most)));
+        let (time, planned_bytes) = (self.time(config, frame, &settings), self.bytes(&settings));
+        let is_worth_it = time.tokens_per_s > best.time.tokens_per_s * (1.0 + TIE);
+        if !is_worth_it || planned_bytes > best.budget.budget_bytes {
+            return best;
+        }
+        Proposal { planned_bytes, time, settings, ..best }
     }
 
     fn frame(&self, config: &RunConfig, budget: &Budget, length: usize) -> Result<Frame, Error> {
@@ -403,6 +424,7 @@ impl<'a> Task<'a> {
             // As many as there are, or more, is the whole micro-batch.
             mlp_rows: config.mlp_rows.filter(|&rows| rows < settings.max_tokens()),
             n_layers_streamed: config.n_layers_streamed.unwrap_or(0),
+            n_layers_cached: config.n_layers_cached.unwrap_or(0),
             ..settings
         };
         let fits = |settings: &Settings| self.bytes(settings) <= budget.budget_bytes;
@@ -484,7 +506,8 @@ impl<'a> Task<'a> {
         let flops = Flops::per_token(self.shape, &settings.lora, recompute, attended, learned);
         let tokens = sequence_tokens * settings.micro_batch as f64;
         let mlp_parts = settings.mlp_rows.map_or(1.0, |rows| (tokens / rows as f64).max(1.0));
-        let load = Load { base: settings.base, recompute, tokens, flops, mlp_parts };
+        let cached = settings.n_layers_cached.min(self.shape.n_layers) as f64 / self.shape.n_layers as f64;
+        let load = Load { base: settings.base, recompute, tokens, flops, mlp_parts, cached };
         let mut speed = cost::speed(self.shape, self.hardware, settings, &load, attended, learned);
         let waiting_s = cost::waiting_s(self.shape, self.hardware, settings, &load, tokens / speed.tokens_per_s);
         speed.tokens_per_s = tokens / (tokens / speed.tokens_per_s + waiting_s);

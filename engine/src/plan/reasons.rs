@@ -14,7 +14,7 @@ use crate::hardware::TrainOn;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
 #[ts(export)]
 pub struct Reason {
-    /// Stable name: `rank`, `length`, `packing`, `batch`, `recompute`, `host_memory` (where something waits there), `optimizer`, `base`, `learning_rate`, `epochs`,
+    /// Stable name: `rank`, `length`, `packing`, `batch`, `recompute`, `host_memory` (where something waits there), `weight_cache` (where there is one), `optimizer`, `base`, `learning_rate`, `epochs`,
     /// `warmup`, `evaluation`.
     pub setting: String,
     /// As shown, "2 × 8 = 16".
@@ -67,6 +67,7 @@ pub(super) fn reasons(task: &Task, config: &RunConfig, proposal: &Proposal) -> V
         Some(w.batch()),
         Some(w.recompute()),
         w.host_memory(),
+        w.weight_cache(),
         Some(w.optimizer()),
         Some(w.base()),
         Some(w.learning_rate()),
@@ -273,6 +274,28 @@ impl Writer<'_> {
             config.mlp_rows = Some(all_on_card);
         });
         Some(self.reason("host_memory", parts.join(", "), fixed, why, change))
+    }
+
+    /// Weights that stay dequantised; `None` where there are none, unless that was asked for.
+    fn weight_cache(&self) -> Option<Reason> {
+        let n = self.settings().n_layers_cached;
+        let fixed = self.config.n_layers_cached.is_some();
+        if n == 0 && !fixed {
+            return None;
+        }
+        let why = if fixed {
+            ("fixed", "As you chose; the result is the same.".to_string())
+        } else {
+            ("left_over", "Memory is left over, so these weights are dequantised once. The result is the same.".into())
+        };
+        let (value, other) = match n {
+            0 => ("none".to_string(), None),
+            n => (format!("{n} of {} layers", self.task.shape.n_layers), Some(0)),
+        };
+        let change = self.change(other.map_or("As many as fit".into(), |_| "None".into()), |config| {
+            config.n_layers_cached = other;
+        });
+        Some(self.reason("weight_cache", value, fixed, why, change))
     }
 
     fn optimizer(&self) -> Reason {

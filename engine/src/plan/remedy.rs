@@ -187,8 +187,14 @@ impl Search<'_> {
 }
 
 /// Least harm first: time only, then rounding, then examples, then what can be learned.
-const CHANGES: [fn(&Search, &Proposal) -> Option<ChangeTo>; 7] =
-    [recompute, micro_batch, optimizer, base, truncate_length, rank, least_rank];
+const CHANGES: [fn(&Search, &Proposal) -> Option<ChangeTo>; 8] =
+    [weight_cache, recompute, micro_batch, optimizer, base, truncate_length, rank, least_rank];
+
+fn weight_cache(search: &Search, _: &Proposal) -> Option<ChangeTo> {
+    search.config.n_layers_cached.filter(|&n| n > 0)?;
+    let words = "Keep no weights dequantised: the same result, a little slower.";
+    Some(search.change("n_layers_cached", "0", words, |config| config.n_layers_cached = Some(0)))
+}
 
 fn recompute(search: &Search, _: &Proposal) -> Option<ChangeTo> {
     let fixed = search.config.recompute.filter(|&mode| mode != Recompute::C0)?;

@@ -243,6 +243,7 @@ fn a_plan_fixed_to_what_was_proposed_is_the_same_plan() {
         pinned.offload_inputs = Some(s.offload_inputs);
         pinned.mlp_rows = Some(s.mlp_rows.unwrap_or(s.max_tokens()));
         pinned.n_layers_streamed = Some(s.n_layers_streamed);
+        pinned.n_layers_cached = (s.base == BaseFormat::Nf4).then_some(s.n_layers_cached);
         // The plan is found by its own alternatives too: each config leads to the settings beside it.
         for alternative in &proposed.alternatives {
             assert_eq!(alternative.same, alternative.settings == *s);
@@ -314,7 +315,8 @@ fn time_grows_with_rank_recompute_and_passes() {
     assert!(with(|c| c.recompute = Some(Recompute::N)) < with(|c| c.recompute = Some(Recompute::C1)));
     assert!(with(|c| c.recompute = Some(Recompute::C1)) < with(|c| c.recompute = Some(Recompute::C0)));
     assert!(with(|c| c.epochs = Some(1.0)) < with(|c| c.epochs = Some(2.0)));
-    assert!(with(|c| c.base = Some(BaseFormat::F32)) < with(|c| c.base = Some(BaseFormat::Nf4)));
+    // Where all of an NF4 base stays dequantised it is as fast as the exact one.
+    assert!(with(|c| c.base = Some(BaseFormat::F32)) < with(|c| c.n_layers_cached = Some(0)));
 }
 
 #[test]
@@ -511,6 +513,7 @@ fn a_measured_speed_replaces_the_calculated_one() {
         base: s.base,
         recompute: s.recompute,
         n_layers_eased: 0,
+        n_layers_cached: 0,
         length: s.length,
         micro_batch: s.micro_batch,
         micro_batch_tokens,
@@ -824,6 +827,7 @@ fn answers_at_evaluations_give_way_before_a_run_is_refused() {
     let mut asked = fixed(1024, 1, 16, 16);
     asked.recompute = Some(Recompute::C0);
     (asked.offload_inputs, asked.mlp_rows, asked.n_layers_streamed) = (Some(false), Some(1024), Some(0));
+    asked.n_layers_cached = Some(0);
     let plan_of = |config: &RunConfig| plan(&shape, &data, config, &hardware).expect("planned");
     let samples = {
         let plan = plan_of(&asked);
@@ -844,6 +848,35 @@ fn answers_at_evaluations_give_way_before_a_run_is_refused() {
 }
 
 #[test]
+fn memory_that_is_left_over_keeps_weights_dequantised_and_gives_way_first() {
+    let (shape, data, hardware) = (llama_8b(), examples(4668, 100, 500), computer("rtx-3060-12gb"));
+    let mut asked = fixed(512, 1, 1, 16);
+    let plan_of = |config: &RunConfig| plan(&shape, &data, config, &hardware).expect("planned");
+    let roomy = plan_of(&asked);
+    let n = roomy.settings.n_layers_cached;
+    assert!(0 < n && n < shape.n_layers && roomy.planned_bytes <= roomy.budget_bytes, "{n} layers");
+    let reason = roomy.reasons.iter().find(|reason| reason.setting == "weight_cache").expect("said");
+    assert_eq!(
+        (reason.value.as_str(), reason.code.as_str()),
+        (&*format!("{n} of 32 layers"), "weight_cache.left_over")
+    );
+    let change = reason.change.as_ref().expect("a counterfactual");
+    assert!(change.bytes < 0 && change.time_s > 0.0, "{change:?}");
+    // Nothing else is given up for it: without the cache all is as it was.
+    asked.n_layers_cached = Some(0);
+    let without = plan_of(&asked);
+    assert_eq!(Settings { n_layers_cached: 0, ..roomy.settings.clone() }, without.settings);
+    assert!(without.time.tokens_per_s < roomy.time.tokens_per_s);
+    let next = ladder::next_rung(&shape, &roomy.settings).expect("there is a rung");
+    assert_eq!(next.apply(&roomy.settings), without.settings);
+    // Too many by hand: to do without is the first change.
+    asked.n_layers_cached = Some(32);
+    let tight = plan_of(&asked);
+    let words: Vec<_> = tight.remedies.iter().map(|remedy| (remedy.setting.as_str(), remedy.enough)).collect();
+    assert_eq!((tight.fits, words), (false, vec![("other_programs", false), ("n_layers_cached", true)]));
+}
+
+#[test]
 fn remembered_sums_are_those_of_the_layout() {
     let mut rng = ChaCha8Rng::seed_from_u64(11);
     let shape = llama_1b();
@@ -860,6 +893,7 @@ fn remembered_sums_are_those_of_the_layout() {
             lora: LoraConfig { rank: rng.random_range(1..3), alpha: rng.random(), ..Default::default() },
             n_samples: rng.random_range(0..3),
             mlp_rows: *[None, Some(100)].choose(&mut rng).expect("not empty"),
+            n_layers_cached: rng.random_range(0..3),
             learning_rate: rng.random(),
             ..Settings::default()
         };

@@ -378,6 +378,7 @@ mod tests {
                 n_layers_eased: 2,
                 mlp_rows: Some(256),
                 offload_inputs: false,
+                n_layers_cached: 3,
             }),
         };
         let (adapter, optimizer) = tensors(3);

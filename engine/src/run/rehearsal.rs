@@ -502,6 +502,7 @@ fn rate(
         base: s.base,
         recompute: s.recompute,
         n_layers_eased: s.n_layers_eased,
+        n_layers_cached: s.n_layers_cached,
         length: s.length,
         micro_batch: s.micro_batch,
         micro_batch_tokens,

@@ -139,7 +139,7 @@ impl Buffers {
                 .transpose()?,
             kept,
             work,
-            slot: model.slot(&held)?,
+            slot: model.slot_caching(settings.n_layers_cached, &held)?,
             integers: [integers(t)?, integers(t)?, integers(t)?, integers(t)?, integers(t + 1)?],
             stats: held.zeros((t, 2), DType::F32, device, Site::Inputs)?,
             rotations: rope::table(&model.shape.rope.frequencies(model.shape.head_dim), settings.length, device)?,

@@ -175,7 +175,7 @@ impl Trainer {
             OptimizerKind::AdamW32 => Moments::f32(n, device, &held)?,
             OptimizerKind::AdamW8 => Moments::u8(n, device, &held)?,
         };
-        model.place_adapter(&adapter)?;
+        model.place_adapter(&adapter, None)?;
         let (settings, buffers) = (settings.clone(), None);
         Ok(Self { model, adapter, settings, layout, buffers, gradients, moments, optimizer_steps: 0, _held: held })
     }
@@ -190,7 +190,7 @@ impl Trainer {
         self.layout = layout(&self.model.shape, settings);
         self.settings = settings.clone();
         self.buffers = Some(Buffers::new(&self.model, &self.layout, settings)?);
-        Ok(())
+        self.place_adapter()
     }
 
     /// Gives the step's buffers back to the device.
@@ -306,7 +306,7 @@ impl Trainer {
         };
         adamw(self.adapter.flat(), &self.gradients, &self.moments, &update)?;
         self.optimizer_steps += 1;
-        self.model.place_adapter(&self.adapter)?;
+        self.place_adapter()?;
         clear(&self.gradients)?;
         Ok(StepStats { grad_norm: norm })
     }
@@ -365,7 +365,12 @@ impl Trainer {
     /// Replaces the adapter's values, as a resumed run does.
     pub fn load_adapter(&mut self, adapter: Adapter) -> Result<(), Error> {
         crate::ops::lora::place(self.adapter.flat(), adapter.flat())?;
-        Ok(self.model.place_adapter(&self.adapter)?)
+        self.place_adapter()
+    }
+
+    /// The weights that stay dequantised have the adapter in their padding.
+    fn place_adapter(&self) -> Result<(), Error> {
+        Ok(self.model.place_adapter(&self.adapter, self.buffers.as_ref().map(|buffers| &buffers.slot))?)
     }
 
     /// Optimizer state by name: the live buffers, not copies.

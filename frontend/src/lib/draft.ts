@@ -31,6 +31,7 @@ export function openConfig(): RunConfig {
     offload_inputs: null,
     mlp_rows: null,
     n_layers_streamed: null,
+    n_layers_cached: null,
     optimizer: {
       kind: null,
       learning_rate: 2e-4,

@@ -418,6 +418,9 @@ export const en = {
     inputsHost: "inputs in memory",
     streamed: "Layers whose weights are streamed",
     streamedUnit: "layers streamed",
+    weightCache: "Weights kept in 16 bit",
+    cached: "Layers whose weights stay dequantised",
+    cachedUnit: "layers",
     rate: "Learning rate",
     schedule: "Schedule",
     cosine: "cosine",
@@ -481,6 +484,7 @@ export const en = {
       n_samples: "answers",
       offload_inputs: "in memory",
       n_layers_streamed: "in memory",
+      n_layers_cached: "layers",
       mlp_rows: "in parts",
     } as Record<string, string>,
     names: {

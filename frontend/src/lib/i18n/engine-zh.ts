@@ -178,6 +178,8 @@ export const zhReasons: Record<string, string> = {
   "recompute.fixed": "按您的选择；各种方式结果相同。",
   "host_memory.tight": "放在系统内存中等待，显卡计算时同步搬运。结果完全相同。",
   "host_memory.fixed": "按您的选择；结果相同。",
+  "weight_cache.left_over": "内存有余，这些权重只反量化一次。结果完全相同。",
+  "weight_cache.fixed": "按您的选择；结果相同。",
   "optimizer.small_state": "状态很小，用 32 位。",
   "optimizer.large_state": "状态较大，用 8 位。",
   "optimizer.fixed": "按您的选择。",

@@ -213,6 +213,7 @@ function runWarningWords(code: string, message: string, lang: Lang): string {
 
 function zhRung(from: Rung, to: Rung): [string, string] {
   const changes: string[] = [];
+  if (from.n_layers_cached !== to.n_layers_cached) changes.push("不再保留反量化的权重");
   if (from.head_rows !== to.head_rows) changes.push(`输出层一次 ${to.head_rows} 行（原为 ${from.head_rows} 行）`);
   if (from.micro_batch !== to.micro_batch)
     changes.push(`一次 ${to.micro_batch} 条序列、每步 ${to.accumulation} 次（原为 ${from.micro_batch} × ${from.accumulation}）`);

@@ -18,6 +18,7 @@ test("a rung says in Chinese every value that changed, and no other", () => {
     n_layers_eased: 0,
     mlp_rows: null,
     offload_inputs: false,
+    n_layers_cached: 4,
   };
   const note = (to: Partial<Rung>): Note => ({
     ...at,
@@ -30,6 +31,7 @@ test("a rung says in Chinese every value that changed, and no other", () => {
   expect(noteWords(note({ micro_batch: 2, accumulation: 8 }), "zh", zh)[0]).toMatch(/2 条.*8 次.*4 × 4/);
   expect(noteWords(note({ micro_batch: 2, accumulation: 8 }), "zh", zh)[0]).not.toContain("256");
   expect(noteWords(note({ head_rows: 128 }), "zh", zh)[0]).toMatch(/128 行.*256 行/);
+  expect(noteWords(note({ n_layers_cached: 0 }), "zh", zh)[0]).toBe("内存不足，此后：不再保留反量化的权重。");
   expect(noteWords(note({ head_rows: 128 }), "en", formatter("en"))).toEqual(["r", "w"]);
   expect(noteWords(note({ mlp_rows: 1024, offload_inputs: true }), "zh", zh)[0]).toMatch(/1024.*系统内存/);
 });

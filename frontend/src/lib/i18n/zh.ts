@@ -413,6 +413,9 @@ export const zh: Dictionary = {
     inputsHost: "输入放在内存",
     streamed: "权重从内存搬运的层数",
     streamedUnit: "层从内存搬运",
+    weightCache: "以 16 位保留的权重",
+    cached: "权重保持反量化的层数",
+    cachedUnit: "层",
     rate: "学习率",
     schedule: "学习率曲线",
     cosine: "余弦",
@@ -476,6 +479,7 @@ export const zh: Dictionary = {
       n_samples: "回答",
       offload_inputs: "系统内存",
       n_layers_streamed: "系统内存",
+      n_layers_cached: "层数",
       mlp_rows: "分段",
     },
     names: {

@@ -124,6 +124,7 @@ export function mockPlan(request: PlanRequest): Plan {
     offload_inputs: config.offload_inputs ?? false,
     mlp_rows: config.mlp_rows,
     n_layers_streamed: config.n_layers_streamed ?? 0,
+    n_layers_cached: config.n_layers_cached ?? 0,
     head_rows: 256,
     optimizer,
     learning_rate: config.optimizer.learning_rate,
