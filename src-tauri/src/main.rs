@@ -11,10 +11,12 @@ mod models;
 mod presets;
 mod streams;
 
+use std::fs;
 use std::process::ExitCode;
 
+use hearth_engine::run;
 use tauri::webview::PageLoadEvent;
-use tauri::{Manager, RunEvent};
+use tauri::{App, Manager, RunEvent, WebviewWindowBuilder};
 
 use crate::streams::Streams;
 
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
     let app = builder
         .plugin(tauri_plugin_dialog::init())
         .plugin(tauri_plugin_opener::init())
+        .setup(|app| Ok(open_window(app)?))
         .manage(Streams::default())
         .manage(drops::Drops::default())
         .on_page_load(|webview, payload| {
@@ -92,6 +95,20 @@ fn main() -> ExitCode {
         }
     });
     ExitCode::SUCCESS
+}
+
+/// The window of `tauri.conf.json`. What its page keeps lies with the runs, so that a moved `HEARTH_HOME` is whole; where
+/// nothing can be written there, at the system's place for it, so that the window can say so.
+fn open_window(app: &App) -> tauri::Result<()> {
+    for window in &app.config().app.windows {
+        let mut builder = WebviewWindowBuilder::from_config(app, window)?;
+        let kept = run::home().join("window");
+        if fs::create_dir_all(&kept).is_ok() {
+            builder = builder.data_directory(kept);
+        }
+        builder.build()?;
+    }
+    Ok(())
 }
 
 /// There is no window to say it in.

@@ -86,6 +86,13 @@ test("a micro-batch slider stops at what divides the batch, in the direction it 
   expect(nextDivisor(1, 1, 0)).toBe(1);
 });
 
+test("a micro-batch given back leaves as many to a step as before", () => {
+  const config = openConfig();
+  setMicroBatch(config, 8, 16);
+  setMicroBatch(config, null, 16);
+  expect(config).toMatchObject({ micro_batch: null, accumulation: null, effective_batch: 16 });
+});
+
 test("a typed micro-batch that divides the batch keeps it, another comes as near as it can", () => {
   const config = openConfig();
   setMicroBatch(config, 8, 16);

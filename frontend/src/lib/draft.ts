@@ -82,11 +82,11 @@ export function setRank(config: RunConfig, rank: number): void {
   config.lora.rank = rank;
 }
 
-/** Other sequences at once, as many to a step as before: the same training, other memory. */
-export function setMicroBatch(config: RunConfig, microBatch: number, effective: number): void {
+/** Other sequences at once, null for the engine's choice, as many to a step as before: the same training, other memory. */
+export function setMicroBatch(config: RunConfig, microBatch: number | null, effective: number): void {
   config.micro_batch = microBatch;
-  config.accumulation = Math.max(1, Math.round(effective / microBatch));
-  config.effective_batch = null;
+  config.accumulation = microBatch === null ? null : Math.max(1, Math.round(effective / microBatch));
+  config.effective_batch = microBatch === null ? effective : null;
 }
 
 /** Another number of times before a step: the person means another batch. */

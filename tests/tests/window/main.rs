@@ -189,8 +189,6 @@ async fn screenshots_of_every_step(studio: &Studio) -> Outcome<()> {
                     _ => &format!("{step}-ready"),
                 };
                 studio.wait(ready, LATER).await?;
-                // Charts draw on the frame after they are laid out.
-                tokio::time::sleep(Duration::from_millis(300)).await;
                 studio.screenshot(&format!("{theme}-{language}-{}-{step}", i + 1)).await?;
             }
             studio.click("nav-runs").await?;

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use hearth_tests::tiny_model::{self, Size};
 use serde_json::json;
@@ -60,9 +59,8 @@ async fn planning() -> Outcome<()> {
     let desk = Desk::new()?;
     let driver = Driver::start(&desk.home())?;
     let first = driver.open().await?.run("planning", async |studio| {
-        // An earlier window may have left its model and data.
-        studio.click("nav-runs").await?;
-        studio.click("new-run").await?;
+        // A home of its own remembers no other's model and data.
+        studio.wait("start", SOON).await?;
         choose_card(studio).await?;
         open_model_and_data(studio, &desk.model(), &desk.data()).await?;
         sliders_move_bar_and_reasons(studio).await?;
@@ -151,9 +149,9 @@ fn undisturbed(values: impl Iterator<Item = f64>) -> f64 {
 
 async fn the_rest_follows_what_is_fixed(studio: &Studio) -> Outcome<()> {
     studio.click("plan-reset").await?;
+    // The rank is back at once, what is proposed with it when the plan is there.
+    studio.settled().await?;
     studio.value_is("setting-rank", "16").await?;
-    // The field shows the wish at once, the plan for it comes after.
-    tokio::time::sleep(Duration::from_secs(1)).await;
     let batch = studio.number("effective-batch", SOON, |n| n > 1).await?;
     studio.type_into("setting-micro-batch", "2").await?;
     studio.value_is("setting-accumulation", &(batch / 2).to_string()).await?;
@@ -172,8 +170,6 @@ async fn keep_and_load(studio: &Studio) -> Outcome<()> {
     studio.value_is("preset-select", KEPT).await?;
     studio.click("plan-reset").await?;
     studio.value_is("setting-rank", "16").await?;
-    // The field shows the wish at once, the plan for it comes after.
-    tokio::time::sleep(Duration::from_secs(1)).await;
     studio.click("preset-load").await?;
     kept_values_are_there(studio).await
 }
@@ -196,8 +192,6 @@ async fn screenshots(studio: &Studio) -> Outcome<()> {
             for (step, ready) in [("card", "card-ready"), ("model", "catalogue-row"), ("plan", "plan-ready")] {
                 studio.click(&format!("step-{step}")).await?;
                 studio.wait(ready, LATER).await?;
-                // Fits of other cards are planned when nothing else is to be done.
-                tokio::time::sleep(Duration::from_millis(500)).await;
                 studio.screenshot(&format!("planning-{theme}-{language}-{step}")).await?;
             }
         }

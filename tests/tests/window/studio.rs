@@ -145,6 +145,13 @@ impl Studio {
         }
     }
 
+    /// Waits until no part of the page says that it is busy: what is shown answers what was wished, and nothing that is
+    /// about to come moves what is to be clicked.
+    pub(crate) async fn settled(&self) -> Outcome<()> {
+        let idle = By::Css("body:not(:has([aria-busy=true]))");
+        self.wait_at(idle, "the page", LATER, "idle", async |_| Ok(true)).await.map(drop)
+    }
+
     /// The errors and the status that the page shows.
     async fn said(&self) -> String {
         let mut said = Vec::new();
@@ -166,6 +173,7 @@ impl Studio {
     }
 
     async fn click_at(&self, by: By, name: &str) -> Outcome<()> {
+        self.settled().await?;
         let is_clickable = async |element: &WebElement| element.is_clickable().await;
         let element = self.wait_at(by, name, SOON, "clickable", is_clickable).await?;
         element.scroll_into_view().await?;
@@ -293,8 +301,17 @@ impl Studio {
         element.attr(name).await?.ok_or_else(|| format!("`{id}` lost its {name}").into())
     }
 
-    /// Keeps what the window shows as `<name>.png`.
+    /// Keeps what the window shows, once it stands, as `<name>.png`.
     pub(crate) async fn screenshot(&self, name: &str) -> Outcome<()> {
+        // Charts draw on the frame after they are laid out.
+        const DRAWN: &str =
+            "const [done] = arguments; requestAnimationFrame(() => requestAnimationFrame(() => done()));";
+        self.settled().await?;
+        self.session.execute_async(DRAWN, Vec::new()).await?;
+        self.keep_picture(name).await
+    }
+
+    async fn keep_picture(&self, name: &str) -> Outcome<()> {
         let folder = screenshots();
         std::fs::create_dir_all(&folder)?;
         self.session.screenshot(&folder.join(format!("{name}.png"))).await?;
@@ -315,7 +332,7 @@ impl Studio {
         match work(&self).await {
             Ok(value) => Ok((self, value)),
             Err(error) => {
-                let kept = self.screenshot(&format!("failed-{name}")).await;
+                let kept = self.keep_picture(&format!("failed-{name}")).await;
                 let closed = self.close().await;
                 let after = [kept, closed].into_iter().filter_map(Result::err).map(|error| format!("; {error}"));
                 Err(format!("{error}{}", after.collect::<String>()).into())

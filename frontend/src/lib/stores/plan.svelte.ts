@@ -30,7 +30,8 @@ class PlanStore {
   /** The last plan of this model, data and card, so that a refused wish can be taken back where it was made. */
   last = $state.raw<Plan | null>(null);
   error = $state.raw<ErrorReport | null>(null);
-  loading = $state(false);
+  /** A plan is awaited, this one or one elsewhere that somebody looks at: what is shown is of an earlier wish. */
+  busy = $state(false);
   /** Plans of the same draft for other computers, by the key they were wanted under; null where there is none. */
   elsewhere = $state.raw<Record<string, Plan | null>>({});
   compared = $state.raw<Compared | null>(null);
@@ -108,7 +109,7 @@ class PlanStore {
   forget(): void {
     this.#revision++;
     this.#clear();
-    this.loading = false;
+    this.busy = false;
   }
 
   #clear(): void {
@@ -130,7 +131,7 @@ class PlanStore {
   /** Asks at once. While an answer is awaited the latest change waits, and those before it are passed over. */
   async replan(): Promise<void> {
     this.#revision++;
-    this.loading = true;
+    this.busy = true;
     if (this.#asking) return;
     this.#asking = true;
     let asked;
@@ -139,7 +140,6 @@ class PlanStore {
       await this.#ask(asked);
     } while (asked !== this.#revision);
     this.#asking = false;
-    this.loading = false;
     this.#askElsewhere();
   }
 
@@ -187,7 +187,9 @@ class PlanStore {
   }
 
   #askElsewhere(): void {
-    if (this.#idle || this.#asking || !this.#next()) return;
+    if (this.#idle || this.#asking) return;
+    this.busy = this.#next() !== null;
+    if (!this.busy) return;
     this.#idle = true;
     whenIdle(() => void this.#askNext());
   }
@@ -213,6 +215,7 @@ class PlanStore {
     }
     this.#idle = false;
     if (request) this.#askElsewhere();
+    else this.busy = this.#asking;
   }
 }
 

@@ -65,7 +65,7 @@ test("a change is asked for at once, and of those made meanwhile only the last",
   asked[1]?.answer();
   await done;
   expect(shownRank()).toBe(24);
-  expect(plan.loading).toBe(false);
+  expect(plan.busy).toBe(false);
 });
 
 test("an answer for another model or another card is not shown", async () => {
@@ -87,7 +87,7 @@ test("an answer that comes after everything was put away is not shown", async ()
   asked[0]?.answer();
   await settled();
   expect(plan.plan).toBeNull();
-  expect(plan.loading).toBe(false);
+  expect(plan.busy).toBe(false);
 });
 
 test("a refused wish keeps the last plan, so that it can be taken back", async () => {
@@ -131,6 +131,20 @@ test("plans for other cards wait for the plan, come one at a time, and only whil
   expect(Object.keys(plan.elsewhere).sort()).toEqual(["a", "c"]);
   unwant[0]?.();
   unwant[2]?.();
+});
+
+test("busy is said from a wish until its plan and those beside it are there", async () => {
+  const unwant = plan.want("a", computer("a"));
+  void rank(8);
+  void rank(12);
+  for (const what of ["8", "12", "12 on a"]) {
+    expect(plan.busy, what).toBe(true);
+    asked.at(-1)?.answer();
+    await later();
+  }
+  expect(asked.length).toBe(3);
+  expect(plan.busy).toBe(false);
+  unwant();
 });
 
 test("the same card wanted twice is planned for once and until both are gone", async () => {

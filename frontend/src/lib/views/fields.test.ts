@@ -25,6 +25,13 @@ test("a number is taken when the field is left, an empty field gives it back to 
   expect(onchange.mock.calls).toEqual([[32], [null]]);
 });
 
+test("typing the number that is proposed makes it a wish", async () => {
+  const onchange = vi.fn();
+  render(NumberField, field(onchange));
+  await fireEvent.change(screen.getByLabelText("LoRA rank"), { target: { value: "16" } });
+  expect(onchange).toHaveBeenCalledWith(16);
+});
+
 test("a number out of range is said at the field and not taken", async () => {
   const onchange = vi.fn();
   render(NumberField, field(onchange));
