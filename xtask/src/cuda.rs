@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeSet,
     env::consts::EXE_SUFFIX,
+    ffi::OsString,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -68,9 +69,27 @@ pub(crate) fn test() -> Result<()> {
     }
     build(with_toolkit(cargo())?)?;
     let mut tests = with_toolkit(cargo())?;
+    tests.env("LD_LIBRARY_PATH", libraries()?);
     // The workspace's library tests and those of whole steps: all that touches a card.
     tests.args(["test", "--workspace", setup::FEATURES[0], FEATURES, "--lib", "--test", "card"]);
     process::run(&mut tests)
+}
+
+/// Where the loader finds CUDA's libraries; they are fetched where this machine lacks them.
+pub(crate) fn libraries() -> Result<OsString> {
+    let hearth = repository::program("hearth")?;
+    process::run(Command::new(&hearth).arg("setup-gpu"))?;
+    let report = process::read(Command::new(&hearth).args(["setup-gpu", "--check", "--quick", "--json"]))?;
+    let told = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let folders = folders(&report)?.into_iter().chain(std::env::split_paths(&told));
+    Ok(std::env::join_paths(folders.filter(|folder| !folder.as_os_str().is_empty()))?)
+}
+
+/// Folders of all packages, from what `hearth setup-gpu --json` says.
+fn folders(report: &str) -> Result<Vec<PathBuf>> {
+    let report: Value = serde_json::from_str(report).context("reading what `hearth setup-gpu` printed")?;
+    let packages = report["packages"].as_array().context("`hearth setup-gpu` lists no packages")?;
+    Ok(packages.iter().filter_map(|package| Some(package["state"]["folder"].as_str()?.into())).collect())
 }
 
 fn is_supported() -> bool {
@@ -86,9 +105,29 @@ fn build(mut command: Command) -> Result<PathBuf> {
     let program = repository::programs()?.join(format!("hearth-cuda{EXE_SUFFIX}"));
     fs::copy(&built, &program).with_context(|| format!("copying {}", built.display()))?;
     check_needed(&process::read(Command::new("readelf").arg("--dynamic").arg(&program))?)?;
-    // `hearth` itself stays the engine that starts anywhere.
-    process::run(cargo().args(["build", "--workspace", "--bin", "hearth"]).args(setup::FEATURES))?;
+    restore_hearth()?;
     Ok(program)
+}
+
+/// Builds the benchmark `card` with the kernels, in the profile that everything else uses, and returns the program.
+pub(crate) fn benchmark() -> Result<PathBuf> {
+    ensure!(is_supported(), "the pinned CUDA toolkit is for Linux on x86-64, and so is this benchmark");
+    setup::for_engine()?;
+    let mut command = with_toolkit(cargo())?;
+    command.args(["bench", "--profile", "dev", "--workspace", setup::FEATURES[0], FEATURES]);
+    command.args(["--bench", "card", "--no-run", "--message-format", "json-render-diagnostics"]);
+    println!("$ {}", process::line(&command));
+    let said = process::read(&mut command)?;
+    restore_hearth()?;
+    let messages = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut programs = messages.filter(|message| message["target"]["name"] == "card");
+    let program = programs.find_map(|message| Some(message["executable"].as_str()?.into()));
+    program.context("cargo names no program for the benchmark `card`")
+}
+
+/// What is built with the kernels takes the place of `hearth`, which stays the engine that starts anywhere.
+fn restore_hearth() -> Result<()> {
+    process::run(cargo().args(["build", "--workspace", "--bin", "hearth"]).args(setup::FEATURES))
 }
 
 /// Refuses a program that names a library which neither the driver nor `hearth setup-gpu` brings. `dynamic` is what `readelf
@@ -234,6 +273,14 @@ mod tests {
         let error = check_needed(&(brought + &line("libnvrtc.so.13"))).expect_err("refused");
         assert!(error.to_string().contains("libnvrtc.so.13"), "{error}");
         assert!(check_needed("").is_err());
+    }
+
+    #[test]
+    fn the_loader_is_told_of_every_folder_with_libraries() {
+        let state = |kind: &str, folder: &str| format!(r#"{{"state": {{"kind": "{kind}", "folder": "{folder}"}}}}"#);
+        let (fetched, installed) = (state("fetched", "/home/a/cuda"), state("installed", "/usr/lib"));
+        let report = format!(r#"{{"packages": [{fetched}, {installed}, {{"state": {{"kind": "missing"}}}}]}}"#);
+        assert_eq!(folders(&report).unwrap(), [PathBuf::from("/home/a/cuda"), "/usr/lib".into()]);
     }
 
     #[test]

@@ -33,7 +33,7 @@ enum Chore {
     Test(test::Options),
     /// Build and open the window
     App(app::Options),
-    /// Measure the training step beside torch + peft and planned against measured memory
+    /// Measure the training step beside its peers and planned against measured memory; `bench card` on a graphics card
     Bench(bench::Options),
     /// Set up the CUDA toolkit and build `hearth-cuda`, the engine for graphics cards
     Cuda,

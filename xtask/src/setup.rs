@@ -26,6 +26,7 @@ const TESTS: Packages = Packages {
     why: "to test the window and the page",
     names: &["webkit2gtk-driver", "xvfb", "dbus", "dbus-daemon", "chromium", "fonts-dejavu-core", "fonts-noto-cjk"],
 };
+const TRITON: Packages = Packages { why: "to compile the peers' kernels", names: &["python3-dev"] };
 const PIP: Packages = Packages { why: "to fetch the demo's model", names: &["python3-pip", "python3-venv"] };
 
 /// Everything that any chore needs.
@@ -89,6 +90,11 @@ pub(crate) fn for_python_environments() -> Result<()> {
         return Ok(());
     }
     install(&[&PIP])
+}
+
+/// What triton, which the peers on a card compile their kernels with, needs beside a C compiler.
+pub(crate) fn for_triton() -> Result<()> {
+    install(&[&ENGINE, &TRITON])
 }
 
 /// Builds the engine alone, in the profile whose numerics are optimised.

@@ -1,7 +1,11 @@
-//! `cargo xtask bench`: the training step beside torch + peft, and planned beside measured memory.
+//! `cargo xtask bench`: the training step beside torch + peft, and planned beside measured memory; `bench card` the same on a
+//! graphics card.
 //!
-//! Both programs run one after the other on an otherwise quiet machine; their rows are appended to
-//! `engine/benches/results.csv` under one date and one commit.
+//! Both programs run one after the other on an otherwise quiet machine; their rows are kept in `engine/benches/results.csv`
+//! under one date and one commit.
+
+mod card;
+mod results;
 
 use std::{
     collections::HashMap,
@@ -11,29 +15,11 @@ use std::{
     time::SystemTime,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde::Deserialize;
 
+use self::results::{Row, number, value};
 use crate::{model, process, repository, setup};
-
-/// Columns of `results.csv`. The engine's benchmark writes the same columns; what it says of the first two is replaced.
-const COLUMNS: [&str; 15] = [
-    "date",
-    "commit",
-    "card",
-    "driver",
-    "program",
-    "model",
-    "seq",
-    "micro_batch",
-    "mode",
-    "tokens_per_s_p20",
-    "tokens_per_s_p50",
-    "tokens_per_s_p80",
-    "plan_bytes",
-    "measured_bytes",
-    "command",
-];
 
 /// What the table shows; the rest is in the file.
 const SHOWN: [&str; 9] = [
@@ -49,8 +35,23 @@ const SHOWN: [&str; 9] = [
 ];
 
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Options {
-    /// Python with torch, transformers and peft for the peer, instead of an environment made under target/peers
+    #[command(flatten)]
+    peers: Peers,
+    #[command(subcommand)]
+    place: Option<Place>,
+}
+
+#[derive(clap::Subcommand)]
+enum Place {
+    /// The same on this machine's graphics card, over the README's grid
+    Card(card::Options),
+}
+
+#[derive(clap::Args)]
+struct Peers {
+    /// Python with the peers' packages, instead of an environment made under target/
     #[arg(long)]
     python: Option<PathBuf>,
     /// Measure Hearth alone
@@ -59,37 +60,35 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn bench(options: &Options) -> Result<()> {
+    match &options.place {
+        None => on_processor(&options.peers),
+        Some(Place::Card(options)) => card::bench(options),
+    }
+}
+
+fn on_processor(wanted: &Peers) -> Result<()> {
     setup::for_engine()?;
     let model = model::fetched()?;
     let folder = repository::target()?.join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
     // Fetching and installing come before the first measurement: the machine is quiet from there on.
-    let python = match (&options.python, options.no_peer) {
+    let python = match (&wanted.python, wanted.no_peer) {
         (_, true) => None,
         (Some(python), _) => Some(python.clone()),
-        (None, _) => Some(peer_environment()?),
+        (None, _) => Some(environment("peers", &["requirements.txt"])?),
     };
     let mut rows = measured_engine(&model, &folder.join("hearth.csv"))?;
     if let Some(python) = python {
         rows.extend(measured_peer(&python, &rows)?);
     }
-    let (date, commit) = (date(SystemTime::now())?, commit()?);
-    for row in &mut rows {
-        row.insert("date".into(), date.clone());
-        row.insert("commit".into(), commit.clone());
-    }
-    let results = repository::root().join("engine").join("benches").join("results.csv");
-    append(&results, &rows)?;
+    let path = results::keep(rows.clone(), &results::date(SystemTime::now())?, &results::commit()?)?;
     print!("\n{}", table(&rows));
     for line in remarks(&rows) {
         println!("{line}");
     }
-    println!("Written to {}", results.display());
+    println!("Written to {}", path.display());
     Ok(())
 }
-
-/// One line of results, by column.
-type Row = HashMap<String, String>;
 
 /// The engine's own benchmark, in the profile that everything else uses.
 fn measured_engine(model: &Path, out: &Path) -> Result<Vec<Row>> {
@@ -97,7 +96,7 @@ fn measured_engine(model: &Path, out: &Path) -> Result<Vec<Row>> {
     command.args(["bench", "--profile", "dev", "--package", "hearth-engine", "--bench", "step", "--"]);
     command.arg("--model").arg(model).arg("--csv").arg(out);
     process::run(&mut command)?;
-    read(out)
+    results::read(out)
 }
 
 /// torch + peft on the same shapes and threads, one process for each, keeping every activation as mode N does.
@@ -142,57 +141,27 @@ fn peers() -> PathBuf {
     repository::root().join("engine").join("benches").join("peers")
 }
 
-/// A Python environment with what `requirements.txt` pins.
-fn peer_environment() -> Result<PathBuf> {
-    let folder = repository::target()?.join("peers");
+/// A Python environment under the target folder with what these files of the peers' folder pin.
+fn environment(name: &str, requirements: &[&str]) -> Result<PathBuf> {
+    let folder = repository::target()?.join(name);
     let python = folder.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python3" });
-    let requirements = peers().join("requirements.txt");
+    let requirements: Vec<_> = requirements.iter().map(|file| peers().join(file)).collect();
     let installed = folder.join("installed.sha256");
-    let wanted = setup::sha256_of(&requirements)?;
+    let wanted = requirements.iter().map(|file| setup::sha256_of(file)).collect::<Result<Vec<_>>>()?.join("\n");
     if python.exists() && fs::read_to_string(&installed).is_ok_and(|is| is == wanted) {
         return Ok(python);
     }
-    println!("Installing torch and peft for the peer into {} (some GB, once).", folder.display());
+    println!("Installing torch and the peers' packages into {} (some GB, once).", folder.display());
     setup::for_python_environments()?;
     process::run(process::python().args(["-m", "venv", "--clear"]).arg(&folder))?;
-    let flags = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"];
-    process::run(Command::new(&python).args(flags).arg(&requirements))?;
+    let mut pip = Command::new(&python);
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+    for file in requirements {
+        pip.arg("--requirement").arg(file);
+    }
+    process::run(&mut pip)?;
     fs::write(&installed, wanted)?;
     Ok(python)
-}
-
-fn read(path: &Path) -> Result<Vec<Row>> {
-    let mut reader = csv::Reader::from_path(path).with_context(|| format!("opening {}", path.display()))?;
-    let rows: Vec<Row> =
-        reader.deserialize().collect::<Result<_, _>>().with_context(|| format!("reading {}", path.display()))?;
-    ensure!(!rows.is_empty(), "{} has no rows", path.display());
-    for row in &rows {
-        let mut unknown: Vec<_> = row.keys().filter(|name| !COLUMNS.contains(&name.as_str())).collect();
-        unknown.sort();
-        ensure!(unknown.is_empty(), "{} has the unknown columns {unknown:?}", path.display());
-    }
-    Ok(rows)
-}
-
-fn append(path: &Path, rows: &[Row]) -> Result<()> {
-    let is_new = !path.exists();
-    let file = fs::OpenOptions::new().create(true).append(true).open(path);
-    let mut writer = csv::Writer::from_writer(file.with_context(|| format!("writing {}", path.display()))?);
-    if is_new {
-        writer.write_record(COLUMNS)?;
-    }
-    for row in rows {
-        writer.write_record(COLUMNS.map(|column| value(row, column)))?;
-    }
-    writer.flush().with_context(|| format!("writing {}", path.display()))
-}
-
-fn value<'a>(row: &'a Row, column: &str) -> &'a str {
-    row.get(column).map_or("", String::as_str)
-}
-
-fn number(row: &Row, column: &str) -> Option<f64> {
-    value(row, column).parse().ok()
 }
 
 fn table(rows: &[Row]) -> String {
@@ -230,46 +199,10 @@ fn remarks(rows: &[Row]) -> Vec<String> {
     lines
 }
 
-/// The commit, and whether anything but the results themselves was changed since.
-fn commit() -> Result<String> {
-    let git = |arguments: &[&str]| process::read(Command::new("git").current_dir(repository::root()).args(arguments));
-    let commit = git(&["rev-parse", "--short=12", "HEAD"])?.trim().to_owned();
-    let changes = git(&["status", "--porcelain"])?;
-    let is_changed = changes.lines().any(|line| !line.ends_with("engine/benches/results.csv"));
-    Ok(if is_changed { format!("{commit}+") } else { commit })
-}
-
-/// `2026-11-29T17:03Z`, by the algorithm "civil from days" (Hinnant 2014).
-fn date(now: SystemTime) -> Result<String> {
-    let seconds = now.duration_since(SystemTime::UNIX_EPOCH).context("the clock stands before 1970")?.as_secs();
-    let days = seconds / 86_400 + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    Ok(format!("{year}-{month:02}-{day:02}T{:02}:{:02}Z", seconds / 3_600 % 24, seconds / 60 % 60))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
+    use super::results::tests::row;
     use super::*;
-
-    fn row(pairs: &[(&str, &str)]) -> Row {
-        pairs.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect()
-    }
-
-    #[test]
-    fn dates_are_right_around_leap_days() {
-        let at = |seconds| date(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
-        assert_eq!(at(0), "1970-01-01T00:00Z");
-        assert_eq!(at(951_868_799), "2000-02-29T23:59Z");
-        assert_eq!(at(1_709_251_200), "2024-03-01T00:00Z");
-    }
 
     #[test]
     fn hearth_is_compared_with_the_peer_of_its_shape_only() {
