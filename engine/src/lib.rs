@@ -20,6 +20,7 @@ pub use hearth_ops as ops;
 
 pub mod config;
 pub mod data;
+pub mod disk;
 pub mod error;
 pub mod event;
 pub mod export;

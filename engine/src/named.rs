@@ -2,8 +2,10 @@
 //! whole or not at all, and one that cannot be read does not hide the others.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
+
+use crate::disk;
 
 /// Longest name that is kept, in characters.
 pub const MOST_CHARS: usize = 80;
@@ -70,22 +72,8 @@ impl NamedFiles {
     /// # Errors
     /// The folder or the file cannot be written; the old document stands then.
     pub fn write(&self, name: &str, content: &str) -> io::Result<()> {
-        write_whole(&self.path(name), content.as_bytes())
+        disk::write_shared(&self.path(name), content.as_bytes())
     }
-}
-
-/// Writes a file aside and renames it, so that a reader never sees half of it; makes its folder where there is none.
-///
-/// # Errors
-/// The folder or the file cannot be written; what was there stands then.
-pub fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs::create_dir_all(folder)?;
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    file.write_all(content)?;
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    Ok(())
 }
 
 /// A name on one line, without what cannot be seen.

@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use hearth_engine::config::RunConfig;
+use hearth_engine::disk;
 use hearth_engine::named::{self, BadName, NamedFiles};
 use hearth_engine::run;
 use serde::{Deserialize, Serialize};
@@ -92,7 +93,7 @@ fn save(folder: &Path, name: &str, config: &RunConfig) -> Answer<()> {
     let path = files(folder).path(&name);
     let content = serde_json::to_string_pretty(&Kept { name, config })
         .map_err(|e| engine::error("window.internal", e.to_string(), ""))?;
-    named::write_whole(&path, content.as_bytes()).map_err(|e| {
+    disk::write_shared(&path, content.as_bytes()).map_err(|e| {
         let message = format!("writing {}: {e}", path.display());
         engine::error("window.io", message, "Check that the folder exists and can be written.")
     })

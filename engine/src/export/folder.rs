@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 use super::Error;
+use crate::disk;
 
 /// Room for what the sizes of files don't say: folders, blocks that are not full.
 const SLACK_BYTES: u64 = 1 << 20;
@@ -33,7 +34,7 @@ impl Folder {
         let Some(parent) = target.parent() else {
             return Err(Error::Occupied { path: target, found: "a disk".into() });
         };
-        if let Some(free_bytes) = free_bytes(parent)
+        if let Some(free_bytes) = disk::free_bytes(parent)
             && free_bytes < needed_bytes + SLACK_BYTES
         {
             return Err(Error::DiskTooSmall {
@@ -71,7 +72,7 @@ impl Folder {
     pub(super) fn finish(self) -> Result<(PathBuf, u64), Error> {
         let Self { target, writing, bytes } = self;
         open_to_others(writing.path()).map_err(Error::write(&target))?;
-        sync_folder(writing.path()).map_err(Error::write(&target))?;
+        disk::sync_folder(writing.path()).map_err(Error::write(&target))?;
         // An empty folder makes way; one that was filled meanwhile does not.
         check_free(&target)?;
         if target.exists() {
@@ -81,7 +82,7 @@ impl Folder {
         // Its content has moved: there is nothing left to remove.
         let _ = writing.keep();
         if let Some(parent) = target.parent() {
-            sync_folder(parent).map_err(Error::write(parent))?;
+            disk::sync_folder(parent).map_err(Error::write(parent))?;
         }
         Ok((target, bytes))
     }
@@ -90,11 +91,8 @@ impl Folder {
 /// Replaces or adds one file of a finished export, whole or not at all.
 pub(super) fn add_file(folder: &Path, name: &str, content: &[u8]) -> Result<(), Error> {
     let path = folder.join(name);
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(Error::write(&path))?;
-    file.write_all(content).and_then(|()| file.as_file().sync_all()).map_err(Error::write(&path))?;
-    let file = file.persist(&path).map_err(|e| Error::Write { path: path.clone(), source: e.error })?;
-    drop(file);
-    open_to_others(&path).and_then(|()| sync_folder(folder)).map_err(Error::write(&path))
+    let added = disk::write_shared(&path, content).and_then(|()| open_to_others(&path));
+    added.and_then(|()| disk::sync_folder(folder)).map_err(Error::write(&path))
 }
 
 /// Fails unless nothing, or an empty folder, is at `target`.
@@ -108,22 +106,13 @@ fn check_free(target: &Path) -> Result<(), Error> {
     if !is_dir {
         return Err(Error::NotAFolder { path: target.into() });
     }
-    let mut names = Vec::new();
-    for entry in fs::read_dir(target).map_err(Error::read(target))? {
-        names.push(entry.map_err(Error::read(target))?.file_name().to_string_lossy().into_owned());
-    }
-    names.sort();
+    let mut names = disk::names_in(target).map_err(Error::read(target))?;
     if names.is_empty() {
         return Ok(());
     }
     let more = if names.len() > 3 { format!(" and {} more", names.len() - 3) } else { String::new() };
     names.truncate(3);
     Err(Error::Occupied { path: target.into(), found: names.join(", ") + &more })
-}
-
-/// Bytes free on the disk of a folder that may not exist yet; `None` where the system does not say.
-fn free_bytes(folder: &Path) -> Option<u64> {
-    folder.ancestors().find(|p| p.is_dir()).and_then(|p| fs4::available_space(p).ok())
 }
 
 /// Temporary files and folders are made for their owner only; an export is an ordinary one.
@@ -137,18 +126,6 @@ fn open_to_others(path: &Path) -> std::io::Result<()> {
 /// Rights are inherited from the folder above.
 #[cfg(not(unix))]
 fn open_to_others(_path: &Path) -> std::io::Result<()> {
-    Ok(())
-}
-
-/// Makes names inside a folder outlast a power loss.
-#[cfg(unix)]
-fn sync_folder(folder: &Path) -> std::io::Result<()> {
-    File::open(folder)?.sync_all()
-}
-
-/// NTFS journals names itself and offers no way to sync a folder.
-#[cfg(not(unix))]
-fn sync_folder(_folder: &Path) -> std::io::Result<()> {
     Ok(())
 }
 

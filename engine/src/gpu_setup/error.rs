@@ -2,7 +2,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::error::Explain;
-use crate::format;
+use crate::{disk, format};
 
 /// Why the libraries are not there after all.
 #[derive(Debug, thiserror::Error)]
@@ -42,10 +42,8 @@ pub enum Error {
 impl Error {
     /// Tells a full disk from other faults of reading and writing.
     pub(super) fn io(path: &Path, source: io::Error) -> Self {
-        match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::DiskFull { path: path.into(), source },
-            _ => Error::Io { path: path.into(), source },
-        }
+        let path = path.into();
+        if disk::is_full(&source) { Error::DiskFull { path, source } } else { Error::Io { path, source } }
     }
 }
 

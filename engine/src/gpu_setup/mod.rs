@@ -187,7 +187,7 @@ impl Machine {
             root: self.places.fetched.as_deref().ok_or(Error::NoFolder)?,
             origin: origin.unwrap_or_else(|| Origin::Index(self.libraries.index.clone())),
             patience: Patience::default(),
-            free_bytes: crate::run::output::free_bytes,
+            free_bytes: crate::disk::free_bytes,
         };
         setup.run(&self.places.look(&self.libraries, Look::Full), is_cancelled, report)
     }

@@ -1,7 +1,6 @@
 //! What runs measured on this computer, kept between runs in `rates.json` of Hearth's data folder: speeds, the memory a process
 //! takes beside its buffers, and how far predictions were off. The plan prefers them to what it calculates.
 
-use std::io::Write;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -9,6 +8,7 @@ use ts_rs::TS;
 
 use super::Error;
 use crate::config::{BaseFormat, ComputeDtype, Recompute};
+use crate::disk;
 
 /// Name of the file in Hearth's data folder.
 pub const RATES_FILE: &str = "rates.json";
@@ -214,17 +214,9 @@ fn read_all(path: &Path) -> Result<Measurements, Error> {
 pub fn record(path: &Path, change: impl FnOnce(&mut Measurements)) -> Result<(), Error> {
     let mut all = read_all(path).unwrap_or_default();
     change(&mut all);
-    write(path, &all).map_err(|source| Error::WriteRates { path: path.into(), source })
-}
-
-fn write(path: &Path, measurements: &Measurements) -> std::io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder)?;
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    file.write_all(&serde_json::to_vec_pretty(measurements)?)?;
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    Ok(())
+    let failed = |source| Error::WriteRates { path: path.into(), source };
+    let json = serde_json::to_vec_pretty(&all).map_err(|e| failed(e.into()))?;
+    disk::write_shared(path, &json).map_err(failed)
 }
 
 #[cfg(test)]

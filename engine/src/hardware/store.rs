@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::Error;
 use super::profile::{BY_HAND, Profile, profile, profiles};
+use crate::disk;
 use crate::named::{self, NamedFiles};
 
 /// Folder of the profiles in Hearth's data folder.
@@ -140,7 +141,7 @@ impl CardStore {
     pub fn export(profile: &Profile, path: &Path) -> Result<(), Error> {
         let failed = |source| Error::WriteCard { path: path.into(), source };
         let text = profile.to_toml().map_err(|reason| failed(std::io::Error::other(reason)))?;
-        named::write_whole(path, text.as_bytes()).map_err(failed)
+        disk::write_shared(path, text.as_bytes()).map_err(failed)
     }
 }
 

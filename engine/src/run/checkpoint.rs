@@ -14,8 +14,8 @@ use safetensors::SafeTensorError;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::durable::{self, faults};
 use super::error::Error;
+use crate::disk::{self, faults};
 use crate::event::FinishReason;
 use crate::plan::ladder::Rung;
 
@@ -167,7 +167,7 @@ impl Checkpoints {
             faults::reached().map_err(at(&path))?;
             write_tensors(&path, tensors)?;
             faults::reached().map_err(at(&path))?;
-            durable::sync_file(&path).map_err(at(&path))?;
+            disk::sync_file(&path).map_err(at(&path))?;
             files.push(mark(&path, name).map_err(at(&path))?);
         }
         let path = writing.join(STATE);
@@ -177,8 +177,8 @@ impl Checkpoints {
         faults::reached().map_err(at(&path))?;
         fs::write(&path, &content).map_err(at(&path))?;
         faults::reached().map_err(at(&path))?;
-        durable::sync_file(&path).map_err(at(&path))?;
-        durable::sync_folder(writing).map_err(at(writing))?;
+        disk::sync_file(&path).map_err(at(&path))?;
+        disk::sync_folder(writing).map_err(at(writing))?;
         faults::reached().map_err(at(writing))?;
         folder_bytes(writing).map_err(at(writing))
     }
@@ -191,7 +191,7 @@ impl Checkpoints {
             faults::reached()?;
             fs::rename(writing, &place)?;
             faults::reached()?;
-            durable::sync_folder(&self.folder)
+            disk::sync_folder(&self.folder)
         };
         go().map_err(|e| Error::io(&place, e))
     }
@@ -339,7 +339,7 @@ fn remove_folder(path: &Path) -> io::Result<()> {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    use super::super::durable::faults::{Fault, arm, disarm};
+    use crate::disk::faults::{Fault, arm, disarm};
     use super::*;
 
     fn tensors(step: usize) -> (Tensors, Tensors) {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Explain, out_of_memory};
 use crate::ops::memory::{self, OutOfMemory};
-use crate::{data, format, generate, hardware, model, plan, step};
+use crate::{data, disk, format, generate, hardware, model, plan, step};
 
 /// A run could not be started, continued or kept.
 #[derive(Debug, thiserror::Error)]
@@ -120,10 +120,8 @@ impl Error {
 
     /// Tells a full disk from other faults of reading and writing.
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
-        match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::DiskFull { path: path.into(), source },
-            _ => Error::Io { path: path.into(), source },
-        }
+        let path = path.into();
+        if disk::is_full(&source) { Error::DiskFull { path, source } } else { Error::Io { path, source } }
     }
 }
 

@@ -8,9 +8,9 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::durable::faults;
 use super::error::Error;
 use super::store::RunFolder;
+use crate::disk::faults;
 use crate::event::{EventLine, TrainEvent};
 use crate::plan::Plan;
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::durable;
 use super::error::Error;
+use crate::disk;
 
 /// Held while a process trains a run. Dropping it frees the run.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl RunLock {
         }
         let holder = folder.join("holder.json");
         let content = serde_json::to_vec(&Holder { pid: std::process::id() }).unwrap_or_default();
-        durable::write(&holder, &content).map_err(|e| Error::io(&holder, e))?;
+        disk::write(&holder, &content).map_err(|e| Error::io(&holder, e))?;
         Ok(RunLock { holder, file })
     }
 }

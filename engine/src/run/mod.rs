@@ -14,7 +14,6 @@ mod checkpoint;
 mod control;
 mod cursor;
 mod detach;
-mod durable;
 mod error;
 mod eta;
 mod evaluation;

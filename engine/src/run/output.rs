@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::error::{Error, FolderReason};
+use crate::disk;
 
 /// Checks that files can be written to `folder`, which need not exist yet. Nothing is left behind: missing folders are
 /// not made, and the file that probes the permission is removed.
@@ -54,16 +55,10 @@ pub fn check_writable(folder: &Path) -> Result<(), Error> {
 /// [`check_writable`], and that nothing in the folder would be overwritten.
 pub fn check_empty(folder: &Path) -> Result<(), Error> {
     check_writable(folder)?;
-    let mut names: Vec<String> = fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect();
+    let mut names = disk::names_in(folder).unwrap_or_default();
     if names.is_empty() {
         return Ok(());
     }
-    names.sort();
     if names.len() > 4 {
         let more = names.len() - 3;
         names.truncate(3);
@@ -72,15 +67,9 @@ pub fn check_empty(folder: &Path) -> Result<(), Error> {
     Err(Error::Folder { path: folder.into(), reason: FolderReason::Occupied(names) })
 }
 
-/// Bytes free to this person on the disk that `folder` is or will be on; `None` where the system does not say.
-pub fn free_bytes(folder: &Path) -> Option<u64> {
-    let absolute: PathBuf = std::path::absolute(folder).ok()?;
-    absolute.ancestors().find(|p| p.is_dir()).and_then(|p| fs4::available_space(p).ok())
-}
-
 /// Refuses where `needed_bytes` are not free for `what`.
 pub(crate) fn check_space(folder: &Path, what: &'static str, needed_bytes: u64) -> Result<(), Error> {
-    match free_bytes(folder) {
+    match disk::free_bytes(folder) {
         Some(free_bytes) if free_bytes < needed_bytes => {
             Err(Error::DiskTooSmall { path: folder.into(), what, needed_bytes, free_bytes })
         }

@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use ts_rs::TS;
 
 use super::checkpoint::Checkpoints;
-use super::durable;
 use super::error::Error;
 use super::events::{self, Follower, History, now_ms};
 use super::rehearsal::Rehearsal;
 use super::{governor, lock};
 use crate::config::{FORMAT_VERSION, GovernorConfig, RunConfig, Settings};
+use crate::disk;
 use crate::event::{FinishReason, TrainEvent};
 use crate::format;
 use crate::plan::Plan;
@@ -221,7 +221,7 @@ impl RunFolder {
         let path = self.path.join(RUN);
         let text = toml::to_string_pretty(record)
             .map_err(|e| Error::Damaged { path: path.clone(), reason: format!("cannot be written: {e}") })?;
-        durable::write(&path, text.as_bytes()).map_err(|e| Error::io(&path, e))
+        disk::write(&path, text.as_bytes()).map_err(|e| Error::io(&path, e))
     }
 
     fn write_plan(&self, plan: &Plan) -> Result<(), Error> {
@@ -232,12 +232,12 @@ impl RunFolder {
     pub(crate) fn write_json<T: Serialize>(&self, name: &str, value: &T) -> Result<(), Error> {
         let path = self.path.join(name);
         let content = serde_json::to_vec_pretty(value).map_err(|e| Error::io(&path, e.into()))?;
-        durable::write(&path, &content).map_err(|e| Error::io(&path, e))
+        disk::write(&path, &content).map_err(|e| Error::io(&path, e))
     }
 
     /// Writes the report, or what belongs to it, as a file of the run.
     pub fn write_report(&self, path: &Path, content: &[u8]) -> Result<(), Error> {
-        durable::write(path, content).map_err(|e| Error::io(path, e))
+        disk::write(path, content).map_err(|e| Error::io(path, e))
     }
 
     /// Appends an event of something done to a run beside its training, such as an export.

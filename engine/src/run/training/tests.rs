@@ -4,7 +4,6 @@ use std::path::Path;
 
 use candle_core::Device;
 
-use super::super::durable::faults::{Fault, arm, disarm};
 use super::super::error::Error;
 use super::super::events::{History, Notice, read};
 use super::super::governor::{Look, Pace, Sight};
@@ -12,6 +11,7 @@ use super::super::rehearsal::{Rehearsal, Scene};
 use super::super::toy::Toy;
 use super::*;
 use crate::config::{CheckpointConfig, GovernorConfig, Recompute, ScheduleKind};
+use crate::disk::faults::{Fault, arm, disarm};
 use crate::error::Explain;
 use crate::hardware::CardReading;
 use crate::ops::memory::{self, Site};

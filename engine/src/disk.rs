@@ -1,4 +1,4 @@
-//! Files that are either there whole or not at all, whatever happens while they are written.
+//! Files that are either there whole or not at all, whatever happens while they are written; room on a disk, and its end.
 //!
 //! The order is always: write under another name, sync the file, rename, sync the folder. After a power loss the name
 //! either shows the new content or the old one.
@@ -7,7 +7,26 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Replaces `path` by `content`.
+/// Whether a disk, or somebody's share of it, has no room left.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// Bytes free to this person on the disk that `folder` is or will be on; `None` where the system does not say.
+pub(crate) fn free_bytes(folder: &Path) -> Option<u64> {
+    let absolute = std::path::absolute(folder).ok()?;
+    absolute.ancestors().find(|p| p.is_dir()).and_then(|p| fs4::available_space(p).ok())
+}
+
+/// Names of what is in a folder, sorted.
+pub(crate) fn names_in(folder: &Path) -> io::Result<Vec<String>> {
+    let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    let mut names = fs::read_dir(folder)?.map(|entry| entry.map(name)).collect::<io::Result<Vec<_>>>()?;
+    names.sort();
+    Ok(names)
+}
+
+/// Replaces `path` by `content`, where nobody else does at the same time.
 pub(crate) fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     let aside = aside(path);
     let result = (|| {
@@ -26,6 +45,20 @@ pub(crate) fn write(path: &Path, content: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&aside);
     }
     result
+}
+
+/// Replaces `path` by `content` while others may read it or do the same; makes its folder where there is none.
+///
+/// # Errors
+/// The folder or the file cannot be written; what was there stands then.
+pub fn write_shared(path: &Path, content: &[u8]) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(content)?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    Ok(())
 }
 
 fn aside(path: &Path) -> PathBuf {
