@@ -106,6 +106,11 @@ pub fn counted(n: usize, noun: &str) -> String {
     if n == 1 { format!("1 {noun}") } else { format!("{} {noun}s", count(n)) }
 }
 
+/// Bytes as they are, in hexadecimal: `00ff`.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// A loss: four decimals.
 pub fn loss(value: f64) -> String {
     number(value, 4)

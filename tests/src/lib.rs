@@ -1,5 +1,6 @@
 //! Shared by the whole-program tests.
 
+pub mod demo_model;
 pub mod goldens;
 pub mod hearth;
 pub mod step;

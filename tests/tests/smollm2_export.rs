@@ -1,6 +1,6 @@
 //! Exports of the demo's model, SmolLM2-135M-Instruct from its GGUF, in every format, with their proofs.
 //!
-//! The file is found as in `smollm2_source.rs`; where it is absent the test says so and passes.
+//! Where the file is absent (see `demo_model`) the test says so and passes.
 
 use std::path::{Path, PathBuf};
 
@@ -12,23 +12,7 @@ use hearth_engine::export::{
 };
 use hearth_engine::model::weights::Precision;
 use hearth_engine::model::{Adapter, Model, ModelSource};
-
-fn model() -> Option<ModelSource> {
-    let cached = || {
-        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-        let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
-        Some(cache.join("hearth/models/SmolLM2-135M-Instruct/SmolLM2-135M-Instruct.Q4_1.gguf"))
-    };
-    let path = std::env::var_os("HEARTH_SMOLLM2_GGUF").map(PathBuf::from).or_else(cached)?;
-    if path.is_file() {
-        return Some(ModelSource::open(&path).unwrap());
-    }
-    #[allow(clippy::print_stderr)]
-    {
-        eprintln!("skipped: {} is not there; `cargo xtask demo` fetches it", path.display());
-    }
-    None
-}
+use hearth_tests::demo_model::demo_model;
 
 /// An adapter as after some training: changes of about one percent of every weight, no two alike.
 fn adapter(model: &Model, lora: &LoraConfig) -> Adapter {
@@ -63,7 +47,7 @@ fn assert_proven(proof: &Proof, what: &str) {
 
 #[test]
 fn every_export_of_the_demo_model_is_proven() {
-    let Some(source) = model() else { return };
+    let Some(source) = demo_model() else { return };
     let disk = tempfile::tempdir().unwrap();
     // Kept for another program to look at, where somebody asks for it.
     let kept = std::env::var_os("HEARTH_KEEP_EXPORTS").map(PathBuf::from);

@@ -1,11 +1,9 @@
 //! The model of the demo, SmolLM2-135M-Instruct as GGUF Q4_1, against references that are not ours.
 //!
-//! The file is the one that `cargo xtask demo` and `cargo xtask test` fetch into the cache folder, or the one that
-//! `HEARTH_SMOLLM2_GGUF` names; where it is absent the tests say so and pass.
+//! Where the file is absent (see `demo_model`) the tests say so and pass.
 
-use std::path::PathBuf;
-
-use hearth_engine::model::{ModelSource, WeightDtype};
+use hearth_engine::model::WeightDtype;
+use hearth_tests::demo_model::demo_model;
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -14,29 +12,12 @@ struct Golden {
     ids: Vec<u32>,
 }
 
-fn model() -> Option<ModelSource> {
-    let cached = || {
-        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-        let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
-        Some(cache.join("hearth/models/SmolLM2-135M-Instruct/SmolLM2-135M-Instruct.Q4_1.gguf"))
-    };
-    let path = std::env::var_os("HEARTH_SMOLLM2_GGUF").map(PathBuf::from).or_else(cached)?;
-    if path.is_file() {
-        return Some(ModelSource::open(&path).unwrap());
-    }
-    #[allow(clippy::print_stderr)]
-    {
-        eprintln!("skipped: {} is not there; `cargo xtask demo` fetches it", path.display());
-    }
-    None
-}
-
 #[test]
 fn token_ids_equal_those_of_an_independent_encoder() {
     let golden = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/goldens/smollm2_tokens.json")).unwrap();
     let golden: Vec<Golden> = serde_json::from_str(&golden).unwrap();
     assert!(golden.len() > 300);
-    let Some(source) = model() else { return };
+    let Some(source) = demo_model() else { return };
     let bundle = source.tokenizer().unwrap();
     source.check_vocabulary(&bundle).unwrap();
     for Golden { text, ids } in &golden {
@@ -49,7 +30,7 @@ fn token_ids_equal_those_of_an_independent_encoder() {
 
 #[test]
 fn shape_and_special_tokens_are_those_of_the_original() {
-    let Some(source) = model() else { return };
+    let Some(source) = demo_model() else { return };
     let shape = source.shape();
     assert_eq!((shape.hidden, shape.n_layers, shape.ffn, shape.vocab_rows), (576, 30, 1536, 49_152));
     assert_eq!((shape.n_heads, shape.n_kv_heads, shape.head_dim), (9, 3, 64));
@@ -78,7 +59,7 @@ fn dequantised_weights_equal_those_of_gguf_py() {
     }
     let golden = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/goldens/smollm2_weights.json")).unwrap();
     let golden: Vec<Weights> = serde_json::from_str(&golden).unwrap();
-    let Some(source) = model() else { return };
+    let Some(source) = demo_model() else { return };
     for wanted in &golden {
         let (shape, values) = source.tensor_f32(&wanted.name).unwrap();
         assert_eq!(shape, wanted.shape, "{}", wanted.name);

@@ -12,6 +12,27 @@ use serde::de::DeserializeOwned;
 
 use super::failure::Failure;
 
+/// Flags that say what the columns of a file are.
+#[derive(Args, Debug, Default)]
+pub(crate) struct ColumnArgs {
+    /// Column with what the person writes, where the format is not recognised.
+    #[arg(long, requires = "response_column", value_name = "COLUMN")]
+    prompt_column: Option<String>,
+    /// Column with what the model has to answer.
+    #[arg(long, requires = "prompt_column", value_name = "COLUMN")]
+    response_column: Option<String>,
+    /// Column with the system text.
+    #[arg(long, requires = "prompt_column", value_name = "COLUMN")]
+    system_column: Option<String>,
+}
+
+impl ColumnArgs {
+    /// What was said; the first two come together.
+    pub(crate) fn mapping(self) -> Option<ColumnMapping> {
+        Some(ColumnMapping { prompt: self.prompt_column?, response: self.response_column?, system: self.system_column })
+    }
+}
+
 /// Flags of everything a run can be told. What is left out is proposed by the plan.
 #[derive(Args, Debug, Default)]
 pub(crate) struct ConfigArgs {
@@ -30,15 +51,8 @@ pub(crate) struct ConfigArgs {
     /// Name in the list of runs.
     #[arg(long)]
     name: Option<String>,
-    /// Column with what the person writes, where the format is not recognised.
-    #[arg(long, requires = "response_column", value_name = "COLUMN")]
-    prompt_column: Option<String>,
-    /// Column with what the model has to answer.
-    #[arg(long, requires = "prompt_column", value_name = "COLUMN")]
-    response_column: Option<String>,
-    /// Column with the system text.
-    #[arg(long, requires = "prompt_column", value_name = "COLUMN")]
-    system_column: Option<String>,
+    #[command(flatten)]
+    columns: ColumnArgs,
     /// Longest sequence in tokens.
     #[arg(long, value_name = "TOKENS")]
     length: Option<usize>,
@@ -239,7 +253,7 @@ impl ConfigArgs {
                 "Give --model, a path or a name of the catalogue, or --config.",
             ));
         };
-        if self.eval_data.is_some() || self.prompt_column.is_some() {
+        if self.eval_data.is_some() || self.columns.prompt_column.is_some() {
             return Err(Failure::usage("held-out examples or columns are named, but no data", "Give --data too."));
         }
         let mut config = RunConfig::new(model, PathBuf::new());
@@ -249,16 +263,10 @@ impl ConfigArgs {
 
     /// `config` with the flags laid over it.
     fn over(self, mut config: RunConfig) -> RunConfig {
-        let columns = match (self.prompt_column, self.response_column) {
-            (Some(prompt), Some(response)) => {
-                Some(Some(ColumnMapping { prompt, response, system: self.system_column }))
-            }
-            _ => None,
-        };
         set(&mut config.model, self.model);
         set(&mut config.data.path, self.data);
         set(&mut config.data.evaluation_path, self.eval_data.map(Some));
-        set(&mut config.data.columns, columns);
+        set(&mut config.data.columns, self.columns.mapping().map(Some));
         set(&mut config.data.length, self.length.map(Some));
         set(&mut config.data.over_length, self.over_length);
         set(&mut config.data.packing, self.packing.map(Some));

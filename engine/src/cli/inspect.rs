@@ -1,9 +1,10 @@
 use std::path::PathBuf;
 
-use hearth_engine::config::{ColumnMapping, OverLength};
+use hearth_engine::config::OverLength;
 use hearth_engine::format;
 use hearth_engine::run::{Inspection, inspect};
 
+use super::config_args::ColumnArgs;
 use super::failure::{Exit, Failure};
 use super::{Context, emit};
 
@@ -20,15 +21,8 @@ pub(crate) struct Args {
     /// Cut longer examples instead of leaving them out.
     #[arg(long)]
     truncate: bool,
-    /// Column with what the person writes, where the format is not recognised.
-    #[arg(long, requires = "response_column", value_name = "COLUMN")]
-    prompt_column: Option<String>,
-    /// Column with what the model has to answer.
-    #[arg(long, requires = "prompt_column", value_name = "COLUMN")]
-    response_column: Option<String>,
-    /// Column with the system text.
-    #[arg(long, requires = "prompt_column", value_name = "COLUMN")]
-    system_column: Option<String>,
+    #[command(flatten)]
+    columns: ColumnArgs,
     /// Examples shown token by token.
     #[arg(long, default_value_t = 3, value_name = "N")]
     limit: usize,
@@ -38,10 +32,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(context: &Context, args: Args) -> Result<Exit, Failure> {
-    let columns = match (args.prompt_column, args.response_column) {
-        (Some(prompt), Some(response)) => Some(ColumnMapping { prompt, response, system: args.system_column }),
-        _ => None,
-    };
+    let columns = args.columns.mapping();
     let over_length = if args.truncate { OverLength::Truncate } else { OverLength::Drop };
     let found = inspect(&args.data, &args.model, columns.as_ref(), args.length, over_length, args.from, args.limit)?;
     if context.json {

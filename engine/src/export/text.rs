@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::Error;
 use super::folder::Folder;
+use crate::model::tokenizer::token_ids;
 use crate::model::{ModelSource, TokenizerBundle};
 
 /// Files that come with a base model's terms; a name that begins like this is copied.
@@ -52,8 +53,8 @@ pub(super) fn generation_config(
     let given: Option<Map<String, Value>> =
         bundle.generation_config.as_ref().and_then(|text| serde_json::from_str(text).ok());
     let verbatim = || bundle.generation_config.as_ref().map(|text| text.clone().into_bytes());
-    let own = given.as_ref().map(|g| ids(g.get("eos_token_id"))).unwrap_or_default();
-    let known = if own.is_empty() { ids(config.get("eos_token_id")) } else { own };
+    let own = given.as_ref().map(|g| token_ids(g.get("eos_token_id"))).unwrap_or_default();
+    let known = if own.is_empty() { token_ids(config.get("eos_token_id")) } else { own };
     let added: Vec<u32> = stop_ids.iter().copied().filter(|id| !known.contains(id)).collect();
     if added.is_empty() {
         return (verbatim(), None);
@@ -123,14 +124,4 @@ pub(super) fn pretty(value: &Value) -> Vec<u8> {
 pub(super) fn json_object(path: &Path) -> Result<Map<String, Value>, Error> {
     let text = fs::read_to_string(path).map_err(Error::read(path))?;
     serde_json::from_str(&text).map_err(|e| Error::Json { path: path.into(), reason: e.to_string() })
-}
-
-/// `eos_token_id` is a number or a list of them.
-fn ids(value: Option<&Value>) -> Vec<u32> {
-    let one = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
-    match value {
-        Some(Value::Array(list)) => list.iter().filter_map(one).collect(),
-        Some(value) => one(value).into_iter().collect(),
-        None => Vec::new(),
-    }
 }

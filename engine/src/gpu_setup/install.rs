@@ -15,7 +15,8 @@ use zip::ZipArchive;
 use super::download::{self, News, Patience, Remote};
 use super::error::Error;
 use super::libraries::{Libraries, Member, Package};
-use super::place::{DOWNLOADS, GpuPackage, GpuPackageState, hex, note_checked, part, sha256_of};
+use super::place::{DOWNLOADS, GpuPackage, GpuPackageState, note_checked, part, sha256_of};
+use crate::format;
 
 /// Where the packages come from.
 #[derive(Clone, Debug)]
@@ -317,7 +318,7 @@ fn copy(
     }
     let file = out.into_inner().map_err(|e| Copied::Writing(e.into_error()))?;
     file.sync_all().map_err(Copied::Writing)?;
-    Ok(hex(hasher))
+    Ok(format::hex(&hasher.finalize()))
 }
 
 /// Turns what happens into reports that are not too many.

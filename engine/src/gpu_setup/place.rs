@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 use ts_rs::TS;
 
 use super::libraries::{Libraries, Member, Package};
+use crate::format;
 
 /// In a package's folder: when each file was last found to be what was published.
 const CHECKED: &str = "checked.json";
@@ -199,17 +200,6 @@ fn compare(path: &Path, member: &Member) -> Result<(), String> {
 /// SHA-256 of all that `source` has, in hexadecimal.
 pub(super) fn sha256_of(mut source: impl Read) -> io::Result<String> {
     let mut hasher = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match source.read(&mut buffer) {
-            Ok(0) => return Ok(hex(hasher)),
-            Ok(n) => hasher.update(&buffer[..n]),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-}
-
-pub(super) fn hex(hasher: Sha256) -> String {
-    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    io::copy(&mut source, &mut hasher)?;
+    Ok(format::hex(&hasher.finalize()))
 }

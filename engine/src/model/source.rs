@@ -15,6 +15,7 @@ use super::span::{self, Plain, Span};
 use super::tokenizer::TokenizerBundle;
 use super::{Error, config_json, safetensors, text_file};
 use crate::config::Target;
+use crate::format;
 
 /// Names that a message lists before it says how many more there are.
 const LISTED: usize = 8;
@@ -189,7 +190,7 @@ impl ModelSource {
                 Ok(())
             })?;
         }
-        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(format::hex(&hash.finalize()))
     }
 
     fn stored(&self, name: &str) -> Option<Stored<'_>> {

@@ -117,7 +117,7 @@ fn from_folder(folder: &Path) -> Result<TokenizerBundle, Error> {
     };
     let (bos, eos, pad) = (special("bos")?, special("eos")?, special("pad")?);
     let mut eos_ids = Vec::new();
-    let named = ids(generation.get("eos_token_id")).into_iter().chain(ids(model.get("eos_token_id")));
+    let named = token_ids(generation.get("eos_token_id")).into_iter().chain(token_ids(model.get("eos_token_id")));
     for id in named.chain(eos.as_ref().map(|(id, _)| *id)) {
         if !eos_ids.contains(&id) {
             eos_ids.push(id);
@@ -205,7 +205,7 @@ fn token_text(value: Option<&Value>) -> Option<String> {
 }
 
 /// `eos_token_id` is a number or a list of them.
-fn ids(value: Option<&Value>) -> Vec<u32> {
+pub(crate) fn token_ids(value: Option<&Value>) -> Vec<u32> {
     let one = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
     match value {
         Some(Value::Array(list)) => list.iter().filter_map(one).collect(),

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
@@ -17,6 +17,7 @@ use sha2::{Digest, Sha256};
 use super::error::Error;
 use crate::disk::{self, faults};
 use crate::event::FinishReason;
+use crate::format;
 use crate::plan::ladder::Rung;
 
 /// Adapter weights, in PEFT's names.
@@ -304,43 +305,17 @@ fn mark(path: &Path, name: &str) -> io::Result<FileMark> {
 
 /// Size and SHA-256 (hex) of a file.
 pub(crate) fn hash_file(path: &Path) -> io::Result<(u64, String)> {
-    let mut file = File::open(path)?;
     let mut hash = Sha256::new();
-    let mut buffer = vec![0; 1 << 16];
-    let mut bytes = 0;
-    loop {
-        match file.read(&mut buffer)? {
-            0 => break,
-            n => {
-                hash.update(&buffer[..n]);
-                bytes += n as u64;
-            }
-        }
-    }
-    Ok((bytes, hex(&hash.finalize())))
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
-fn folder_bytes(folder: &Path) -> io::Result<u64> {
-    fs::read_dir(folder)?.map(|entry| Ok(entry?.metadata()?.len())).sum()
-}
-
-fn remove_folder(path: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
+    let bytes = io::copy(&mut File::open(path)?, &mut hash)?;
+    Ok((bytes, format::hex(&hash.finalize())))
 }
 
 #[cfg(test)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    use crate::disk::faults::{Fault, arm, disarm};
     use super::*;
+    use crate::disk::faults::{Fault, arm, disarm};
 
     fn tensors(step: usize) -> (Tensors, Tensors) {
         let t = |v: f32, n: usize| Tensor::full(v, n, &Device::Cpu).unwrap();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::checkpoint::{hash_file, hex};
+use super::checkpoint::hash_file;
 use super::cursor;
 use super::error::Error;
 use super::store::Inputs;
@@ -232,7 +232,7 @@ fn sample_model(model: &Path) -> io::Result<String> {
         file.take(SAMPLE_BYTES).read_to_end(&mut sample)?;
         hash.update(&sample);
     }
-    Ok(hex(&hash.finalize()))
+    Ok(format::hex(&hash.finalize()))
 }
 
 /// The plan in one sentence, shown before a run starts.

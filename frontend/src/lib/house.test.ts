@@ -49,3 +49,10 @@ test("components read roles, never raw colours", () => {
     [],
   );
 });
+
+test("dark is the same whether the system or the person chose it", () => {
+  const { text } = files.find((f) => f.path === "styles/tokens.css")!;
+  const [bySystem, byPerson] = [...text.matchAll(/color-scheme: dark;([^}]*)\}/g)].map((found) => found[1]!.trim());
+  expect(bySystem).toContain("--canvas:");
+  expect(byPerson).toEqual(bySystem);
+});
