@@ -32,6 +32,10 @@ recompute: Recompute,
  */
 n_layers_eased: number, 
 /**
+ * Layers whose weights stayed dequantised.
+ */
+n_layers_cached: number, 
+/**
  * Longest sequence allowed, in tokens; 0 in measurements of earlier versions.
  */
 length: number, 

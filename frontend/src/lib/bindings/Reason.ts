@@ -6,7 +6,7 @@ import type { Change } from "./Change";
  */
 export type Reason = { 
 /**
- * Stable name: `rank`, `length`, `packing`, `batch`, `recompute`, `host_memory` (where something waits there), `optimizer`, `base`, `learning_rate`, `epochs`,
+ * Stable name: `rank`, `length`, `packing`, `batch`, `recompute`, `host_memory` (where something waits there), `weight_cache` (where there is one), `optimizer`, `base`, `learning_rate`, `epochs`,
  * `warmup`, `evaluation`.
  */
 setting: string, 

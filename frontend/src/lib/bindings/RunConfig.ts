@@ -79,6 +79,10 @@ mlp_rows: number | null,
  */
 n_layers_streamed: number | null, 
 /**
+ * The last layers, this many, have their NF4 weights also dequantised, so that no pass has to do it.
+ */
+n_layers_cached: number | null, 
+/**
  * The optimizer and its rates.
  */
 optimizer: OptimizerConfig, 

@@ -4,4 +4,4 @@ import type { Recompute } from "./Recompute";
 /**
  * The settings that the ladder moves.
  */
-export type Rung = { micro_batch: number, accumulation: number, head_rows: number, recompute: Recompute, n_layers_eased: number, mlp_rows: number | null, offload_inputs: boolean, };
+export type Rung = { micro_batch: number, accumulation: number, head_rows: number, recompute: Recompute, n_layers_eased: number, mlp_rows: number | null, offload_inputs: boolean, n_layers_cached: number, };

@@ -35,6 +35,10 @@ mlp_rows: number | null,
  */
 n_layers_streamed: number, 
 /**
+ * The last layers, this many, have their NF4 weights also dequantised.
+ */
+n_layers_cached: number, 
+/**
  * Supervised rows that go through the head at once.
  */
 head_rows: number, optimizer: OptimizerKind, learning_rate: number, beta1: number, beta2: number, epsilon: number, weight_decay: number, max_grad_norm: number, schedule: ScheduleKind, warmup_steps: number, 
