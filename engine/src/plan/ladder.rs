@@ -162,9 +162,10 @@ fn offload_inputs(settings: &Settings) -> Vec<Rung> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{llama_1b, llama_8b};
+    use super::super::plan;
+    use super::super::tests::{computer, examples, fixed, llama_1b, llama_8b};
     use super::*;
-    use crate::config::{BaseFormat, ComputeDtype, OptimizerKind};
+    use crate::config::{BaseFormat, ComputeDtype, OptimizerKind, RunConfig};
 
     fn ladder(shape: &ModelShape, settings: &Settings) -> Vec<Settings> {
         let below = |settings: &Settings| Some(next_rung(shape, settings)?.apply(settings));
@@ -243,5 +244,34 @@ mod tests {
         assert_eq!(from.changes(to), "no weights kept dequantised");
         let to = Rung { head_rows: 128, ..from };
         assert_eq!(from.changes(to), "128 rows at once at the head instead of 256");
+    }
+
+    #[test]
+    fn memory_that_is_left_over_keeps_weights_dequantised_and_gives_way_first() {
+        let (shape, data, hardware) = (llama_8b(), examples(4668, 100, 500), computer("rtx-3060-12gb"));
+        let mut asked = fixed(512, 1, 1, 16);
+        let plan_of = |config: &RunConfig| plan(&shape, &data, config, &hardware).expect("planned");
+        let roomy = plan_of(&asked);
+        let n = roomy.settings.n_layers_cached;
+        assert!(0 < n && n < shape.n_layers && roomy.planned_bytes <= roomy.budget_bytes, "{n} layers");
+        let reason = roomy.reasons.iter().find(|reason| reason.setting == "weight_cache").expect("said");
+        assert_eq!(
+            (reason.value.as_str(), reason.code.as_str()),
+            (&*format!("{n} of 32 layers"), "weight_cache.left_over")
+        );
+        let change = reason.change.as_ref().expect("a counterfactual");
+        assert!(change.bytes < 0 && change.time_s > 0.0, "{change:?}");
+        // Nothing else is given up for it: without the cache all is as it was.
+        asked.n_layers_cached = Some(0);
+        let without = plan_of(&asked);
+        assert_eq!(Settings { n_layers_cached: 0, ..roomy.settings.clone() }, without.settings);
+        assert!(without.time.tokens_per_s < roomy.time.tokens_per_s);
+        let next = next_rung(&shape, &roomy.settings).expect("there is a rung");
+        assert_eq!(next.apply(&roomy.settings), without.settings);
+        // Too many by hand: to do without is the first change.
+        asked.n_layers_cached = Some(32);
+        let tight = plan_of(&asked);
+        let words: Vec<_> = tight.remedies.iter().map(|remedy| (remedy.setting.as_str(), remedy.enough)).collect();
+        assert_eq!((tight.fits, words), (false, vec![("other_programs", false), ("n_layers_cached", true)]));
     }
 }

@@ -48,7 +48,7 @@ fn smollm() -> ModelShape {
 }
 
 /// `n` examples between `low` and `high` tokens, most of them short, half of the tokens learned.
-fn examples(n: usize, low: usize, high: usize) -> DataStats {
+pub(super) fn examples(n: usize, low: usize, high: usize) -> DataStats {
     DataStats::of((0..n).map(|i| {
         let place = (i + 1) as f64 / n as f64;
         let length = low + ((high - low) as f64 * place.powi(3)).round() as usize;
@@ -61,7 +61,7 @@ fn config() -> RunConfig {
 }
 
 /// Everything open fixed by hand.
-fn fixed(length: usize, micro_batch: usize, accumulation: usize, rank: usize) -> RunConfig {
+pub(super) fn fixed(length: usize, micro_batch: usize, accumulation: usize, rank: usize) -> RunConfig {
     let mut config = config();
     config.data.length = Some(length);
     config.data.packing = Some(true);
@@ -73,7 +73,7 @@ fn fixed(length: usize, micro_batch: usize, accumulation: usize, rank: usize) ->
     config
 }
 
-fn computer(id: &str) -> Hardware {
+pub(super) fn computer(id: &str) -> Hardware {
     profile(id).expect("bundled").hardware()
 }
 
@@ -845,35 +845,6 @@ fn answers_at_evaluations_give_way_before_a_run_is_refused() {
     assert!(tight.fits, "{} of {}", tight.planned_bytes, tight.budget_bytes);
     assert_eq!(tight.settings.n_samples, 0);
     assert!(tight.warnings.iter().any(|warning| warning.code == "no_samples"), "{:?}", tight.warnings);
-}
-
-#[test]
-fn memory_that_is_left_over_keeps_weights_dequantised_and_gives_way_first() {
-    let (shape, data, hardware) = (llama_8b(), examples(4668, 100, 500), computer("rtx-3060-12gb"));
-    let mut asked = fixed(512, 1, 1, 16);
-    let plan_of = |config: &RunConfig| plan(&shape, &data, config, &hardware).expect("planned");
-    let roomy = plan_of(&asked);
-    let n = roomy.settings.n_layers_cached;
-    assert!(0 < n && n < shape.n_layers && roomy.planned_bytes <= roomy.budget_bytes, "{n} layers");
-    let reason = roomy.reasons.iter().find(|reason| reason.setting == "weight_cache").expect("said");
-    assert_eq!(
-        (reason.value.as_str(), reason.code.as_str()),
-        (&*format!("{n} of 32 layers"), "weight_cache.left_over")
-    );
-    let change = reason.change.as_ref().expect("a counterfactual");
-    assert!(change.bytes < 0 && change.time_s > 0.0, "{change:?}");
-    // Nothing else is given up for it: without the cache all is as it was.
-    asked.n_layers_cached = Some(0);
-    let without = plan_of(&asked);
-    assert_eq!(Settings { n_layers_cached: 0, ..roomy.settings.clone() }, without.settings);
-    assert!(without.time.tokens_per_s < roomy.time.tokens_per_s);
-    let next = ladder::next_rung(&shape, &roomy.settings).expect("there is a rung");
-    assert_eq!(next.apply(&roomy.settings), without.settings);
-    // Too many by hand: to do without is the first change.
-    asked.n_layers_cached = Some(32);
-    let tight = plan_of(&asked);
-    let words: Vec<_> = tight.remedies.iter().map(|remedy| (remedy.setting.as_str(), remedy.enough)).collect();
-    assert_eq!((tight.fits, words), (false, vec![("other_programs", false), ("n_layers_cached", true)]));
 }
 
 #[test]
