@@ -8,8 +8,12 @@ use std::{
     process::Command,
 };
 
-/// Machine code for Ampere (A100; RTX 30), Ada (RTX 40), Hopper and Blackwell (RTX 50). Later cards compile the PTX of the first.
-const ARCHITECTURES: [&str; 5] = ["80", "86", "89", "90", "120"];
+/// Machine code for Turing (RTX 20), Ampere (A100; RTX 30), Ada (RTX 40), Hopper and Blackwell (RTX 50). Later cards compile the PTX
+/// of [`LATER`], or of the only one there is: with `HEARTH_CUDA_ARCHITECTURES=75` every card runs what Turing does, which is how its
+/// kernels are tested on others.
+const ARCHITECTURES: [&str; 6] = ["75", "80", "86", "89", "90", "120"];
+/// The oldest that has bf16 and asynchronous copies.
+const LATER: &str = "80";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -51,7 +55,8 @@ fn compile(source: &Path, out: &Path) -> std::process::Child {
         command.arg(format!("-gencode=arch=compute_{architecture},code=sm_{architecture}"));
     }
     let first = architectures.first().expect("at least one architecture");
-    command.arg(format!("-gencode=arch=compute_{first},code=compute_{first}"));
+    let later = if architectures.contains(&LATER) { LATER } else { first };
+    command.arg(format!("-gencode=arch=compute_{later},code=compute_{later}"));
     let name = source.file_stem().expect("a source has a name");
     command.arg("-o").arg(out.join(name).with_extension("fatbin")).arg(source);
     command.spawn().unwrap_or_else(|error| {

@@ -30,7 +30,8 @@ const TOOLKIT: [&str; 5] = [
 ];
 /// What cudarc calls the toolkit's version.
 const CUDARC_VERSION: &str = "13000";
-/// candle's own kernels are compiled for this architecture and brought up to the card by the driver; Hearth's are for all.
+/// candle's own kernels are compiled for this architecture; Hearth's are for all. A run loads none of candle's, so that cards of compute
+/// capability 7.5 miss none. Whether that holds, tests of whole steps under `CUDA_DISABLE_PTX_JIT=1` say: candle's can't be loaded then.
 const CANDLE_ARCHITECTURE: &str = "80";
 /// Libraries the engine needs at run time: name to link with, name to load, cudarc's module that declares its functions.
 const LIBRARIES: [(&str, &str, &str); 5] = [
@@ -64,7 +65,7 @@ pub(crate) fn test() -> Result<()> {
     if !has_card {
         println!("No graphics card here: the kernels are compiled for the oldest and the newest one and not run.");
         let mut command = with_toolkit(cargo())?;
-        command.env("HEARTH_CUDA_ARCHITECTURES", "80,120");
+        command.env("HEARTH_CUDA_ARCHITECTURES", "75,120");
         return build(command).map(drop);
     }
     build(with_toolkit(cargo())?)?;

@@ -59,7 +59,7 @@ __device__ __forceinline__ int nearest(const float* midpoints, float value) {
 
 // Magnitudes order like their bits.
 __device__ __forceinline__ float largest_of_warp(float magnitude) {
-    return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(magnitude)));
+    return __uint_as_float(warp_max(__float_as_uint(magnitude)));
 }
 
 // What a block's values are multiplied with before the search; a block of zeros keeps its zeros.

@@ -31,6 +31,7 @@ use super::cuda;
 use super::dynamic8::{BLOCK, SIGNED, UNSIGNED};
 use super::host;
 use super::memory::{Held, Site};
+use super::upload::copy;
 
 /// What is the same for every element of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -127,7 +128,7 @@ impl Moments {
             }
             pairs.push((buffer, saved));
         }
-        pairs.into_iter().try_for_each(|(buffer, saved)| buffer.slice_set(&saved.contiguous()?, 0, 0))
+        pairs.into_iter().try_for_each(|(buffer, saved)| copy(buffer, &saved.contiguous()?))
     }
 }
 

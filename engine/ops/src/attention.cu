@@ -10,6 +10,13 @@
 //   delta         (ceil(n * n_heads / 16)), or any other                    0
 //   f32           as above but ceil(n / 4) in y                             0
 //
+// In code for compute capability 7.5, where a block has at most 64 KiB of shared memory, M is 1, and for D = 256 a block
+// has 64 threads and half the rows:
+//
+//   forward       (n_heads,    ceil(n / 64), D = 256: / 32)            24,576  24,576  32,768  49,152
+//   backward_q    (n_heads,    ceil(n / 64), D = 256: / 32)            32,768  49,152  65,536  65,536
+//   backward_kv   (n_kv_heads, ceil(n / 32), D = 256: / 16)            27,136  39,424  51,712  49,920
+//
 // Shared memory is dynamic; more than 48 KiB has to be allowed first. delta comes before backward_kv and backward_q,
 // which write different columns of dqkv and may run in either order.
 //
@@ -18,7 +25,8 @@
 //   instructions. With 16 rows those reads, not the tensor cores, would set the pace.
 // - Products chain in registers: an accumulator of S is laid out as the A operand of the next product.
 // - Two stages of tiles: while one is multiplied, cp.async fills the other. One block-wide barrier a tile, and in
-//   backward_kv one more for every 16 queries of the tile.
+//   backward_kv one more for every 16 queries of the tile. Compute capability 7.5 has no cp.async: there a tile passes
+//   through registers on its way into the free stage, and the other block of the multiprocessor computes meanwhile.
 // - Nothing is summed across blocks: no atomics, the same bits on every run, no memory beyond lse and delta. The price
 //   is that the backward pass computes S and dP twice, 7 products instead of 5.
 // - At D = 128 the kernels use all 255 registers. What is needed rarely (document bounds of single rows) or cheaply
@@ -26,6 +34,13 @@
 #include "kernels.cuh"
 
 namespace {
+
+// Compute capability 7.5: no asynchronous copies, products of half the depth, 64 KiB of shared memory, no bf16.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr bool IS_TURING = true;
+#else
+constexpr bool IS_TURING = false;
+#endif
 
 constexpr int WARPS = 4;
 constexpr int THREADS = 32 * WARPS;
@@ -36,15 +51,16 @@ constexpr float LOWEST = -1e30f;
 
 template <int D> struct Shape {
     static constexpr int ROW_BYTES = 2 * D;
-    static constexpr int M = D <= 128 ? 2 : 1;  // matrix tiles of 16 rows a warp
+    static constexpr int M = D <= 128 && !IS_TURING ? 2 : 1;  // matrix tiles of 16 rows a warp
     static constexpr int WARP_ROWS = 16 * M;
+    static constexpr int WARPS = D == 256 && IS_TURING ? 2 : 4;
     // forward and backward_q: queries of a block, keys of a tile
     static constexpr int QUERIES = WARPS * WARP_ROWS;
-    static constexpr int FORWARD_KEYS = D <= 128 ? 64 : 32;
+    static constexpr int FORWARD_KEYS = IS_TURING ? (D == 64 ? 32 : 16) : D <= 128 ? 64 : 32;
     static constexpr int BACKWARD_Q_KEYS = D <= 128 ? 32 : 16;
     // backward_kv: keys of a block, two warps for each of them, and queries of a tile
     static constexpr int KEYS = WARPS / 2 * WARP_ROWS;
-    static constexpr int BACKWARD_KV_QUERIES = D <= 128 ? 64 : 32;
+    static constexpr int BACKWARD_KV_QUERIES = (D <= 128 ? 64 : 32) / (IS_TURING ? 2 : 1);
 };
 
 struct Document {
@@ -109,8 +125,10 @@ template <> constexpr bool IS_F16<f16> = true;
 
 template <typename T> __device__ __forceinline__ unsigned pack(float low, float high) {
     unsigned y;
-    if constexpr (IS_F16<T>) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-    else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    if constexpr (IS_F16<T>) {
+        const __half2 pair = __floats2half2_rn(low, high);
+        y = *reinterpret_cast<const unsigned*>(&pair);
+    } else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
     return y;
 }
 
@@ -137,13 +155,18 @@ template <int D> __device__ __forceinline__ unsigned chunk_offset(int row, int c
     return row * Shape<D>::ROW_BYTES + permuted<D>(row, chunk) * 16;
 }
 
+__device__ __forceinline__ void store_words(unsigned address, const unsigned (&x)[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
 // Starts copying 16 or 4 bytes, or as many zeros.
 #define COPY_ASYNC(CACHE, BYTES, to, from, valid)                                                                      \
     asm volatile("cp.async." CACHE ".shared.global [%0], [%1], " #BYTES ", %2;" ::"r"(to), "l"(from),                  \
                  "r"((valid) ? BYTES : 0) : "memory")
 
 // Starts copying rows row0 + FIRST..row0 + LAST of one head to rows FIRST..LAST of a tile; rows past n become zeros.
-template <int D, int FIRST, int LAST, int N_THREADS = THREADS, typename T>
+template <int D, int FIRST, int LAST, int N_THREADS = 32 * Shape<D>::WARPS, typename T>
 __device__ __forceinline__ void load_tile(unsigned tile, const T* head, long long stride, int row0, int n) {
     constexpr int CHUNKS = D / 8;
     constexpr int PASS_ROWS = D == 96 ? N_THREADS / 16 : N_THREADS / CHUNKS;  // D = 96: a quarter of the threads rests
@@ -156,31 +179,45 @@ __device__ __forceinline__ void load_tile(unsigned tile, const T* head, long lon
     int row = FIRST + thread / CHUNKS;
     if (row >= FIRST + PASS_ROWS) return;
     const T* source = head + (row0 + row) * stride + chunk * 8;
+    constexpr int PASSES = (LAST - FIRST) / PASS_ROWS;
+    if constexpr (IS_TURING) {
+        // All reads are ahead of the writes.
+        uint4 read[PASSES];
 #pragma unroll
-    for (int i = 0; i < (LAST - FIRST) / PASS_ROWS; i++) {
-        COPY_ASYNC("cg", 16, tile + chunk_offset<D>(row, chunk), source, row0 + row < n);
-        row += PASS_ROWS;
-        source += PASS_ROWS * stride;
+        for (int i = 0; i < PASSES; i++) {
+            const bool valid = row0 + row + i * PASS_ROWS < n;
+            read[i] = valid ? *reinterpret_cast<const uint4*>(source + i * PASS_ROWS * stride) : uint4{};
+        }
+#pragma unroll
+        for (int i = 0; i < PASSES; i++)
+            store_words(tile + chunk_offset<D>(row + i * PASS_ROWS, chunk), {read[i].x, read[i].y, read[i].z, read[i].w});
+    } else {
+#pragma unroll
+        for (int i = 0; i < PASSES; i++) {
+            COPY_ASYNC("cg", 16, tile + chunk_offset<D>(row, chunk), source, row0 + row < n);
+            row += PASS_ROWS;
+            source += PASS_ROWS * stride;
+        }
     }
 }
 
 // Starts copying one head's column of an f32 [n, n_heads] matrix.
 template <int ROWS>
 __device__ __forceinline__ void load_column(unsigned tile, const float* column, int n_heads, int row0, int n) {
+    if (threadIdx.x >= ROWS) return;
     const int row = row0 + int(threadIdx.x);
-    if (threadIdx.x < ROWS) COPY_ASYNC("ca", 4, tile + threadIdx.x * 4, column + row * (long long)n_heads, row < n);
+    const float* source = column + row * (long long)n_heads;
+    const unsigned destination = tile + threadIdx.x * 4;
+    if constexpr (IS_TURING)
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(destination), "f"(row < n ? *source : 0.0f) : "memory");
+    else COPY_ASYNC("ca", 4, destination, source, row < n);
 }
 
 // All copies have landed: this thread's, and after the barrier the other threads' too. The barrier also says that every
 // warp is done with the previous tile, so that its stage is free.
 __device__ __forceinline__ void wait_for_tiles() {
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    if constexpr (!IS_TURING) asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
-}
-
-__device__ __forceinline__ void store_words(unsigned address, const unsigned (&x)[4]) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
-                 : "memory");
 }
 
 __device__ __forceinline__ void load_words(unsigned (&x)[4], unsigned address) {
@@ -204,9 +241,19 @@ __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsig
         "{%0, %1, %2, %3};"                                                                                            \
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                               \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
-    if constexpr (IS_F16<T>) MMA("f16");
+// The same of k from 0 to 8 or from 8 to 16.
+#define MMA_HALF(a0, a1, b)                                                                                            \
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"         \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                               \
+        : "r"(a0), "r"(a1), "r"(b))
+    if constexpr (IS_TURING) {
+        static_assert(IS_F16<T>, "no products of bf16");
+        MMA_HALF(a[0], a[1], b0);
+        MMA_HALF(a[2], a[3], b1);
+    } else if constexpr (IS_F16<T>) MMA("f16");
     else MMA("bf16");
 #undef MMA
+#undef MMA_HALF
 }
 
 #define LOAD_MATRICES(TRANS, x, address)                                                                               \
@@ -581,7 +628,7 @@ __device__ __forceinline__ void backward_kv_tiles(const Gradients<T>& g, const I
     constexpr int M = S::M, QUERIES = S::BACKWARD_KV_QUERIES, TILE = QUERIES * S::ROW_BYTES, COLUMN = QUERIES * 4;
     constexpr int N = QUERIES / 8, SLICES = QUERIES / 16, SLICE_BYTES = 16 * S::ROW_BYTES;
     constexpr int P_BYTES = S::WARP_ROWS * QUERIES * 2;  // of one pair of warps
-    constexpr int LATE_ROWS = D == 128 ? P_BYTES / S::ROW_BYTES : 0;
+    constexpr int LATE_ROWS = D == 128 && !IS_TURING ? P_BYTES / S::ROW_BYTES : 0;
     // The shuffle tells the compiler that all lanes hold the same value: what follows from it (roles, rows, addresses)
     // can then live in uniform registers, and branches cannot diverge. Without it the kernels for D = 128 spill.
     const int warp = __shfl_sync(ALL_LANES, int(threadIdx.x / 32), 0), lane = threadIdx.x % 32, pair = warp / 2;
@@ -824,7 +871,8 @@ __device__ __forceinline__ void backward_kv_rows(const Gradients<T>& g, const In
     BACKWARD(kv_##T##_##D, T, D, backward_kv_##VARIANT)                                                                \
     BACKWARD(q_##T##_##D, T, D, backward_q_##VARIANT)
 
-#define ATTENTION_ALL_TYPES(D) ATTENTION(bf16, D, tiles) ATTENTION(f16, D, tiles) ATTENTION(f32, D, rows)
+#define ATTENTION_ALL_TYPES(D)                                                                                         \
+    WHERE_BF16(ATTENTION(bf16, D, tiles)) ATTENTION(f16, D, tiles) ATTENTION(f32, D, rows)
 
 ATTENTION_ALL_TYPES(64)
 ATTENTION_ALL_TYPES(96)

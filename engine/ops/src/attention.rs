@@ -224,31 +224,43 @@ fn statistic(name: &str, tensor: &Tensor) -> Result<cuda::Matrix> {
     Ok(operand)
 }
 
-/// How a kernel covers its rows: `n_rows` of them and one head a thread block, of 128 threads.
+/// How a kernel covers its rows: `n_rows` of them and one head a thread block.
 #[cfg(feature = "cuda")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Tile {
     n_rows: usize,
+    n_threads: usize,
     shared_bytes: usize,
 }
 
 #[cfg(feature = "cuda")]
 impl Tile {
-    /// The table at the head of `attention.cu`. In f32, which is for comparisons, a warp has a row and shares nothing.
-    fn new(kernel: &str, dtype: DType, head_dim: usize) -> Result<Self> {
-        let is_kv = kernel == "backward_kv";
-        let (queries, keys) = match head_dim {
-            64 => ((128, 49_152), (64, 58_368)),
-            96 => ((128, 73_728), (64, 82_944)),
-            128 => ((128, 98_304), (64, 99_328)),
-            256 => ((64, 98_304), (32, 100_864)),
+    /// The tables at the head of `attention.cu`, for code of an architecture (75 is compute capability 7.5). In f32, which is for
+    /// comparisons, a warp has a row and shares nothing.
+    fn new(kernel: &str, dtype: DType, head_dim: usize, architecture: i32) -> Result<Self> {
+        let column = match head_dim {
+            64 => 0,
+            96 => 1,
+            128 => 2,
+            256 => 3,
             _ => bail!("attention on a card takes heads of 64, 96, 128 or 256, these have {head_dim}"),
         };
-        let (n_rows, shared_bytes) = match dtype {
-            DType::F32 => (4, 0),
-            _ if is_kv => keys,
-            _ => queries,
-        };
-        Ok(Self { n_rows, shared_bytes })
+        if dtype == DType::F32 {
+            return Ok(Self { n_rows: 4, n_threads: 128, shared_bytes: 0 });
+        }
+        let is_turing = architecture < 80;
+        let shared_bytes = match (is_turing, kernel) {
+            (false, "backward_kv") => [58_368, 82_944, 99_328, 100_864],
+            (false, _) => [49_152, 73_728, 98_304, 98_304],
+            (true, "backward_kv") => [27_136, 39_424, 51_712, 49_920],
+            (true, "backward_q") => [32_768, 49_152, 65_536, 65_536],
+            (true, _) => [24_576, 24_576, 32_768, 49_152],
+        }[column];
+        let n_threads = if is_turing && head_dim == 256 { 64 } else { 128 };
+        // Matrix tiles of 16 rows that a warp has; two warps share the keys of `backward_kv`.
+        let m = if is_turing || head_dim == 256 { 1 } else { 2 };
+        let n_rows = n_threads / 32 * 16 * m / if kernel == "backward_kv" { 2 } else { 1 };
+        Ok(Self { n_rows, n_threads, shared_bytes })
     }
 }
 
@@ -263,16 +275,18 @@ struct OnCard<'a> {
 
 #[cfg(feature = "cuda")]
 impl<'a> OnCard<'a> {
-    const N_THREADS: usize = 128;
-
     fn new(device: &'a CudaDevice, dst: cuda::Matrix, qkv: &Tensor, cu_seqlens: &Tensor, heads: Heads) -> Result<Self> {
         let this = Self { device, qkv: cuda::operand(qkv)?, cu_seqlens: cuda::operand(cu_seqlens)?, heads };
         if this.cu_seqlens.dtype != DType::U32 || this.cu_seqlens.n_cols < 2 {
             bail!("attention: boundaries are {:?} {:?}", this.cu_seqlens.dtype, cu_seqlens.dims());
         }
         this.check(&[dst, this.qkv])?;
-        Tile::new("forward", this.qkv.dtype, heads.head_dim)?;
+        this.tile("forward")?;
         Ok(this)
+    }
+
+    fn tile(&self, kernel: &str) -> Result<Tile> {
+        Tile::new(kernel, self.qkv.dtype, self.heads.head_dim, cuda::architecture(self.device)?)
     }
 
     /// Fails where the kernels can't take these matrices.
@@ -308,20 +322,21 @@ impl<'a> OnCard<'a> {
 
     /// Launches one of the kernels that go over tiles.
     fn launch(&self, kernel: &str, arguments: &[cuda::Argument]) -> Result<()> {
-        let tile = Tile::new(kernel, self.qkv.dtype, self.heads.head_dim)?;
+        let tile = self.tile(kernel)?;
         let n_heads = if kernel == "backward_kv" { self.heads.n_kv_heads } else { self.heads.n_heads };
         let grid = [n_heads, self.qkv.n_rows.div_ceil(tile.n_rows), 1];
-        KERNELS.launch(self.device, &self.function(kernel)?, grid, Self::N_THREADS, tile.shared_bytes, arguments)
+        KERNELS.launch(self.device, &self.function(kernel)?, grid, tile.n_threads, tile.shared_bytes, arguments)
     }
 
     /// `delta = rowsum(do o)`, a warp for each row and head.
     fn launch_delta(&self, delta: cuda::Matrix, dout: cuda::Matrix, out: cuda::Matrix) -> Result<()> {
+        const N_THREADS: usize = 128;
         let (n, n_heads) = (self.qkv.n_rows, self.heads.n_heads);
-        let grid = [(n * n_heads).div_ceil(Self::N_THREADS / 32), 1, 1];
+        let grid = [(n * n_heads).div_ceil(N_THREADS / 32), 1, 1];
         let [n, n_heads] = [n as i32, n_heads as i32];
         let arguments =
             [delta.at(), dout.at(), dout.stride.into(), out.at(), out.stride.into(), n.into(), n_heads.into()];
-        KERNELS.launch(self.device, &self.function("delta")?, grid, Self::N_THREADS, 0, &arguments)
+        KERNELS.launch(self.device, &self.function("delta")?, grid, N_THREADS, 0, &arguments)
     }
 }
 
@@ -641,6 +656,21 @@ mod tests {
                     }
                     Ok(results)
                 })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a thread block may have: 99 KiB on RTX 30 and 40, less than on other cards from compute capability 8.0 on; 64 KiB before.
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn tiles_fit_the_shared_memory_of_every_architecture() -> Result<()> {
+        for head_dim in [64, 96, 128, 256] {
+            for (architecture, most_bytes) in [(75, 64 << 10), (80, 99 << 10), (120, 99 << 10)] {
+                for kernel in ["forward", "backward_q", "backward_kv"] {
+                    let tile = Tile::new(kernel, DType::F16, head_dim, architecture)?;
+                    assert!(tile.shared_bytes <= most_bytes, "{kernel} {head_dim} {architecture}: {tile:?}");
+                }
             }
         }
         Ok(())

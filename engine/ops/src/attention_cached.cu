@@ -73,5 +73,5 @@ __device__ void cached_rows(T* out, long long out_stride, const T* queries, long
     }
 
 ATTENTION_CACHED(f32)
-ATTENTION_CACHED(bf16)
+WHERE_BF16(ATTENTION_CACHED(bf16))
 ATTENTION_CACHED(f16)

@@ -141,5 +141,5 @@ __device__ void backward(T* logits, long long stride, const float* stats, long l
     }
 
 CROSS_ENTROPY(f32)
-CROSS_ENTROPY(bf16)
+WHERE_BF16(CROSS_ENTROPY(bf16))
 CROSS_ENTROPY(f16)

@@ -29,6 +29,25 @@ pub fn card(ordinal: usize) -> Result<Device> {
     Ok(device)
 }
 
+/// The compute capability, 75 for 7.5, of the code in use on a card: of the machine code or PTX that the driver chose for it. An image
+/// may have nothing nearer to the card, so this is what kernels were written for, not what the card could do.
+///
+/// # Errors
+/// Where no kernel can be loaded.
+pub(crate) fn architecture(device: &CudaDevice) -> Result<i32> {
+    let function = super::grad_norm::KERNELS.function(device, "sum_of_squares_total", 0)?;
+    let version = function.get_attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION);
+    version.map_err(|error| Error::Msg(format!("the driver does not say what its kernels were compiled for: {error}")))
+}
+
+/// Whether there are kernels for bf16 on a card: from compute capability 8.0 on.
+///
+/// # Errors
+/// Where the device is no card, or no kernel can be loaded there.
+pub fn has_bf16(device: &Device) -> Result<bool> {
+    Ok(architecture(device.as_cuda_device()?)? >= 80)
+}
+
 /// Memory of a card that is taken away so that the rest is as much as a smaller card has; given back when dropped.
 #[derive(Debug)]
 pub struct Ballast {
@@ -433,7 +452,12 @@ impl Kernels {
             let mut global = module.get_global(symbol, &stream).map_err(|error| self.error(symbol, error))?;
             stream.memcpy_htod(&bytes(), &mut global).map_err(|error| self.error(symbol, error))?;
         }
-        let function = module.load_function(name).map_err(|error| self.error(name, error))?;
+        let function = module.load_function(name).map_err(|error| {
+            if name.contains("bf16") && error.0 == sys::CUresult::CUDA_ERROR_NOT_FOUND {
+                return Error::Msg(format!("{name}: this card computes in f16 and f32, not in bf16"));
+            }
+            self.error(name, error)
+        })?;
         if shared_bytes > 48 * 1024 {
             let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             function

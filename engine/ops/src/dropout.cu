@@ -91,8 +91,8 @@ __device__ void dropout_rows(T* dst, long long dst_stride, const T* x, long long
     }
 
 DROPOUT(dropout, f32, false)
-DROPOUT(dropout, bf16, false)
+WHERE_BF16(DROPOUT(dropout, bf16, false))
 DROPOUT(dropout, f16, false)
 DROPOUT(dropout_backward, f32, true)
-DROPOUT(dropout_backward, bf16, true)
+WHERE_BF16(DROPOUT(dropout_backward, bf16, true))
 DROPOUT(dropout_backward, f16, true)

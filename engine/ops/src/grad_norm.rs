@@ -55,7 +55,6 @@ impl InplaceOp2 for SumOfSquares {
         grads: &CudaStorage,
         grads_layout: &Layout,
     ) -> Result<()> {
-        const KERNELS: cuda::Kernels = cuda::kernels!("grad_norm");
         const N_THREADS: usize = 256; // as in the kernels
         let sum = cuda::matrix(sum, sum_layout)?;
         let device = grads.device();
@@ -70,6 +69,9 @@ impl InplaceOp2 for SumOfSquares {
         KERNELS.launch(device, "sum_of_squares_total", [1, 1, 1], N_THREADS, 0, &arguments)
     }
 }
+
+#[cfg(feature = "cuda")]
+pub(super) const KERNELS: cuda::Kernels = cuda::kernels!("grad_norm");
 
 /// Eight running sums, so that the additions don't wait for each other.
 fn piece_sum(values: &[f32]) -> f64 {

@@ -10,6 +10,13 @@ using f32 = float;
 using bf16 = __nv_bfloat16;
 using f16 = __half;
 
+// Tensor cores take bf16 from compute capability 8.0 on. Below there are no kernels for it, and cuda.rs says so.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define WHERE_BF16(...)
+#else
+#define WHERE_BF16(...) __VA_ARGS__
+#endif
+
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(f16 x) { return __half2float(x); }
@@ -40,6 +47,16 @@ __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, offset));
     return x;
+}
+
+__device__ __forceinline__ unsigned warp_max(unsigned x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) x = max(x, __shfl_xor_sync(0xffffffff, x, offset));
+    return x;
+#else
+    return __reduce_max_sync(0xffffffff, x);
+#endif
 }
 
 // Sum over a block of up to 1024 threads (a multiple of 32), given to every thread. `scratch` holds 33 floats.

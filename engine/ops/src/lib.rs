@@ -36,7 +36,7 @@ pub(crate) mod test_support;
 
 pub use candle_core::Result;
 #[cfg(feature = "cuda")]
-pub use cuda::{Ballast, Pool, card, leave, pool, used_bytes, uuid};
+pub use cuda::{Ballast, Pool, card, has_bf16, leave, pool, used_bytes, uuid};
 
 /// Whether this build has kernels for a graphics card beside the references.
 pub const HAS_KERNELS: bool = cfg!(feature = "cuda");

@@ -55,7 +55,7 @@ __device__ __forceinline__ void place_rows(D* dst, long long dst_stride, const S
     }
 
 PLACE(f32, f32)
-PLACE(bf16, bf16)
+WHERE_BF16(PLACE(bf16, bf16))
 PLACE(f16, f16)
-PLACE(bf16, f32)
+WHERE_BF16(PLACE(bf16, f32))
 PLACE(f16, f32)

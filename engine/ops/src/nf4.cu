@@ -23,6 +23,8 @@ constexpr int PADDING_ITEMS = 4;   // elements, or pairs, of a thread that place
 // Thread blocks that a multiprocessor has threads for: registers are to leave room for as many.
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900)
 constexpr int N_RESIDENT = 8;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int N_RESIDENT = 4;
 #else
 constexpr int N_RESIDENT = 6;
 #endif
@@ -225,7 +227,7 @@ extern "C" __global__ void nf4_quantize(unsigned char* codes, float* absmax, con
     const float2 pair = i < n ? *(const float2*)(weights + i) : make_float2(0.0f, 0.0f);
     // Bits of magnitudes order like the magnitudes, with NaN above infinity: the host sees both and refuses.
     const unsigned x = __float_as_uint(pair.x) & 0x7fffffff, y = __float_as_uint(pair.y) & 0x7fffffff;
-    const float largest = __uint_as_float(__reduce_max_sync(ALL_LANES, max(x, y)));
+    const float largest = __uint_as_float(warp_max(max(x, y)));
     const float reciprocal = __fdiv_rn(1.0f, fmaxf(largest, 1e-38f));
     if (i < n) codes[i / 2] = nearest(__fmul_rn(pair.x, reciprocal)) << 4 | nearest(__fmul_rn(pair.y, reciprocal));
     if (lane == 0) absmax[block] = largest;
@@ -258,5 +260,5 @@ __device__ __forceinline__ void dequantize(T* dst, long long stride, long long n
     }
 
 DEQUANTIZE(f32)
-DEQUANTIZE(bf16)
+WHERE_BF16(DEQUANTIZE(bf16))
 DEQUANTIZE(f16)

@@ -168,5 +168,5 @@ __device__ void backward_reread(T* __restrict__ dst, const T* __restrict__ dy, c
     }
 
 RMS_NORM(f32)
-RMS_NORM(bf16)
+WHERE_BF16(RMS_NORM(bf16))
 RMS_NORM(f16)

@@ -80,5 +80,5 @@ __device__ void rope_rows(T* dst, long long stride, const unsigned* positions, c
     }
 
 ROPE(f32)
-ROPE(bf16)
+WHERE_BF16(ROPE(bf16))
 ROPE(f16)

@@ -80,5 +80,5 @@ __device__ void swiglu_backward_rows(T* gate_up, long long stride, const T* dy, 
     }
 
 SWIGLU(f32)
-SWIGLU(bf16)
+WHERE_BF16(SWIGLU(bf16))
 SWIGLU(f16)

@@ -21,7 +21,7 @@ use crate::ops::rms_norm::rms_norm;
 use crate::ops::rope::{self, rope};
 use crate::ops::rows::{gather, scatter};
 use crate::ops::swiglu::swiglu;
-use crate::ops::upload::upload;
+use crate::ops::upload::{download, upload};
 
 /// Rows that go through the blocks at once: enough that a product runs at full speed, few enough that the buffers are
 /// small.
@@ -313,7 +313,7 @@ impl<'a> Blocks<'a> {
             gather(&x, &self.work.x, &index)?;
             rms_norm(&norm, &x, &model.final_norm, model.shape.rms_eps)?;
             gemm(&logits, &norm, &model.head.t()?, 1.0, Write::Set)?;
-            let values = logits.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+            let values = download(&logits)?;
             for (i, row) in values.chunks_exact(model.shape.vocab_rows).enumerate() {
                 each(chunk * HEAD_ROWS + i, row);
             }

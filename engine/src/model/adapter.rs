@@ -10,6 +10,7 @@ use super::group::{Group, GroupShape};
 use super::shape::ModelShape;
 use crate::config::{LoraConfig, Target};
 use crate::ops::memory::{Held, Site};
+use crate::ops::upload::download;
 
 /// `A` and `B` of every adapted layer, f32, in one flat tensor.
 ///
@@ -85,13 +86,13 @@ impl Adapter {
     /// Row-major copy of a layer's `A`, `[rank, in]`; `None` where the layer is not adapted.
     pub fn a(&self, layer: usize, target: Target) -> Option<Vec<f32>> {
         let (_, view) = self.member(layer, target)?;
-        view.a.contiguous().ok()?.flatten_all().ok()?.to_vec1().ok()
+        download(&view.a).ok()
     }
 
     /// Row-major copy of a layer's `B`, `[out, rank]`; `None` where the layer is not adapted.
     pub fn b(&self, layer: usize, target: Target) -> Option<Vec<f32>> {
         let (_, view) = self.member(layer, target)?;
-        view.b.contiguous().ok()?.flatten_all().ok()?.to_vec1().ok()
+        download(&view.b).ok()
     }
 
     /// Replaces a layer's matrices, row-major. Fails where the layer is not adapted or the sizes don't fit.

@@ -11,6 +11,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use super::group::GroupShape;
 use crate::ops::nf4::{BLOCK, NESTED_BLOCK, Nf4};
 use crate::ops::parking::Parking;
+use crate::ops::upload::copy;
 
 /// Every matrix starts at a multiple of this, as kernels read it.
 const ALIGNMENT_BYTES: usize = 256;
@@ -83,12 +84,12 @@ impl Stream {
         for matrix in matrices {
             let n = matrix.nested_absmax.elem_count();
             let view = scales.narrow(0, first_scale, n)?;
-            view.slice_set(&matrix.nested_absmax, 0, 0)?;
+            copy(&view, &matrix.nested_absmax)?;
             matrix.nested_absmax = view;
             first_scale += n;
             for part in [&mut matrix.codes, &mut matrix.absmax] {
                 let view = slot.narrow(0, start, part.elem_count())?;
-                view.slice_set(&part.flatten_all()?, 0, 0)?;
+                copy(&view, &part.flatten_all()?)?;
                 start += part.elem_count().next_multiple_of(ALIGNMENT_BYTES);
                 *part = view;
             }
