@@ -237,11 +237,13 @@ pub enum BaseFormat {
 #[serde(rename_all = "snake_case")]
 #[ts(export)]
 pub enum ComputeDtype {
-    /// 32-bit floats: the processor, and cards without bfloat16.
+    /// 32-bit floats: the processor, and by hand any card.
     #[default]
     F32,
     /// bfloat16: cards since Ampere (RTX 30).
     Bf16,
+    /// 16-bit floats of a smaller range, with a scaled loss: Turing (RTX 20), which has no bfloat16, and by hand any later card.
+    F16,
 }
 
 impl ComputeDtype {
@@ -249,7 +251,7 @@ impl ComputeDtype {
     pub const fn size_bytes(self) -> u64 {
         match self {
             ComputeDtype::F32 => 4,
-            ComputeDtype::Bf16 => 2,
+            ComputeDtype::Bf16 | ComputeDtype::F16 => 2,
         }
     }
 
@@ -258,6 +260,16 @@ impl ComputeDtype {
         match self {
             ComputeDtype::F32 => candle_core::DType::F32,
             ComputeDtype::Bf16 => candle_core::DType::BF16,
+            ComputeDtype::F16 => candle_core::DType::F16,
+        }
+    }
+
+    /// As people write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ComputeDtype::F32 => "f32",
+            ComputeDtype::Bf16 => "bf16",
+            ComputeDtype::F16 => "f16",
         }
     }
 }

@@ -138,6 +138,19 @@ pub enum TrainEvent {
         /// From here on.
         to: Rung,
     },
+    /// In f16: the gradient of the loss is multiplied with another power of two from here on, and nothing else changes.
+    LossScale {
+        /// Steps done.
+        step: usize,
+        /// A gradient that overflowed, in a step that is taken again, or many steps without one.
+        reason: String,
+        /// Before.
+        from: u32,
+        /// From here on.
+        to: u32,
+        /// How often it was halved in this run.
+        n_halved: u32,
+    },
     /// Something the person should know; the run goes on.
     Warning {
         /// Stable name.

@@ -8,7 +8,7 @@ use hearth_engine::hardware::TrainOn;
 use hearth_engine::model::shape::{ModelShape, Rope};
 use hearth_engine::model::{Adapter, Model};
 use hearth_engine::ops::upload;
-use hearth_engine::step::{self, Trainer};
+use hearth_engine::step::{self, LossScale, Trainer};
 use hearth_tests::goldens::relative_error;
 
 #[path = "card/peers.rs"]
@@ -20,6 +20,21 @@ fn card() -> Option<Device> {
         println!("skipped: {error}");
     }
     card.ok()
+}
+
+/// A card with kernels for `compute`.
+fn card_for(compute: ComputeDtype) -> Option<Device> {
+    let card = card()?;
+    if let Err(error) = step::check_compute(&card, compute) {
+        println!("skipped: {error}");
+        return None;
+    }
+    Some(card)
+}
+
+/// The 16-bit type that a card's steps are computed in.
+fn half(card: &Device) -> ComputeDtype {
+    if step::check_compute(card, ComputeDtype::Bf16).is_ok() { ComputeDtype::Bf16 } else { ComputeDtype::F16 }
 }
 
 /// Three blocks with grouped heads of 64, odd widths elsewhere.
@@ -83,15 +98,17 @@ fn trainer(device: &Device, settings: &Settings, tied: bool) -> Trainer {
     Trainer::new(model, adapter, settings).unwrap()
 }
 
-/// Loss of one micro-batch, and the gradient of every `A` and `B` by name.
+/// Loss of one micro-batch, and the gradient of every `A` and `B` by name, without the loss's scale.
 fn gradients(device: &Device, settings: &Settings, tied: bool) -> (f64, Vec<(String, Vec<f32>)>) {
     let mut trainer = trainer(device, settings, tied);
     let batch = batch(&LENGTHS);
     let loss = trainer.micro_batch(&batch, batch.n_supervised(), 9).unwrap() / batch.n_supervised() as f64;
+    let scale = trainer.loss_scale().map_or(1.0, |loss_scale| loss_scale.scale as f32);
     let gradients = trainer.gradients();
     let named = gradients.names().flat_map(|(layer, target)| {
         let halves = [gradients.a(layer, target).unwrap(), gradients.b(layer, target).unwrap()];
-        ["A", "B"].into_iter().zip(halves).map(move |(half, g)| (format!("{layer} {} {half}", target.module()), g))
+        let unscaled = halves.map(|half| half.into_iter().map(|g| g / scale).collect::<Vec<f32>>());
+        ["A", "B"].into_iter().zip(unscaled).map(move |(half, g)| (format!("{layer} {} {half}", target.module()), g))
     });
     (loss, named.collect())
 }
@@ -123,20 +140,65 @@ fn in_f32_the_card_agrees_with_the_processor() {
 /// bf16 keeps 8 bits of a number: a sum of independent roundings of 2^-9 each through three blocks and back.
 #[test]
 fn in_bf16_every_gradient_points_where_the_processors_does() {
-    let Some(card) = card() else { return };
-    let (loss, got) = gradients(&card, &settings(BaseFormat::Nf4, ComputeDtype::Bf16), false);
-    let (expected, want) = gradients(&Device::Cpu, &settings(BaseFormat::Nf4, ComputeDtype::F32), false);
-    assert!((loss / expected - 1.0).abs() < 5e-3, "loss {loss} for {expected}");
+    // The cosine of a relative error of 4 % is above 0.999.
+    points_where_the_processors_does(BaseFormat::Nf4, ComputeDtype::Bf16, 5e-3, 4e-2);
+}
+
+/// f16 keeps 11 bits: an eighth of bf16's errors, with as much again for small gradients, which have fewer bits there.
+#[test]
+fn in_f16_every_gradient_points_where_the_processors_does() {
+    points_where_the_processors_does(BaseFormat::Nf4, ComputeDtype::F16, 1e-3, 1e-2);
+    points_where_the_processors_does(BaseFormat::Half, ComputeDtype::F16, 1e-3, 1e-2);
+}
+
+fn points_where_the_processors_does(base: BaseFormat, compute: ComputeDtype, loss_off: f64, gradient_off: f64) {
+    let Some(card) = card_for(compute) else { return };
+    let (loss, got) = gradients(&card, &settings(base, compute), false);
+    let exact = if base == BaseFormat::Nf4 { base } else { BaseFormat::F32 };
+    let (expected, want) = gradients(&Device::Cpu, &settings(exact, ComputeDtype::F32), false);
+    assert!((loss / expected - 1.0).abs() < loss_off, "loss {loss} for {expected}");
     let mut worst = 0f64;
     for ((name, got), (_, want)) in got.iter().zip(&want) {
         assert!(got.iter().all(|g| g.is_finite()), "{name} is not finite");
         assert!(got.iter().any(|&g| g != 0.0), "{name} has no gradient");
         let error = relative_error(got, want);
         worst = worst.max(error);
-        // The cosine of a relative error of 4 % is above 0.999.
-        assert!(error < 4e-2, "{name}: {error:.1e}");
+        assert!(error < gradient_off, "{name}: {error:.1e}");
     }
-    println!("worst gradient off by {worst:.1e}");
+    println!("{compute:?}: loss off by {:.1e}, worst gradient by {worst:.1e}", (loss / expected - 1.0).abs());
+}
+
+/// Scales are powers of two, so nothing but overflow depends on them until gradients become too small for f16.
+#[test]
+fn a_scale_that_overflows_is_halved_until_the_step_can_be_taken_and_nothing_of_the_tries_stays() {
+    let Some(card) = card_for(ComputeDtype::F16) else { return };
+    let batch = batch(&LENGTHS);
+    let step_at = |scale: u32| {
+        let mut trainer = trainer(&card, &settings(BaseFormat::Nf4, ComputeDtype::F16), false);
+        trainer.set_loss_scale(LossScale { scale, n_good_steps: 7, n_halved: 0 });
+        let before = bits(trainer.adapter().flat());
+        loop {
+            trainer.micro_batch(&batch, batch.n_supervised(), 9).unwrap();
+            match trainer.optimizer_step(1e-3) {
+                Ok(stats) => return (trainer.loss_scale().unwrap(), stats.grad_norm, bits(trainer.adapter().flat())),
+                Err(step::Error::NotFinite { .. }) => {
+                    assert!(bits(trainer.adapter().flat()) == before, "an overflow updated something");
+                    assert!(trainer.halve_loss_scale().unwrap());
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    // The loss's gradient itself, up to S / 139, is past f16's 65,504 there.
+    let (found, norm, adapter) = step_at(1 << 24);
+    println!("from 2^24 down to {}, halved {} times", found.scale, found.n_halved);
+    assert!(found.n_halved > 0 && found.scale == (1 << 24) >> found.n_halved && found.n_good_steps == 1);
+    let (same, same_norm, same_adapter) = step_at(found.scale);
+    assert_eq!((same.scale, same.n_halved, same.n_good_steps), (found.scale, 0, 8));
+    assert!(same_norm == norm && same_adapter == adapter);
+    // The norm is the gradient's, not the scaled one's.
+    let (_, smaller_norm, _) = step_at(found.scale / 4);
+    assert!((smaller_norm / norm - 1.0).abs() < 1e-3, "{smaller_norm} for {norm}");
 }
 
 #[test]
@@ -145,7 +207,7 @@ fn recompute_modes_and_places_of_inputs_and_weights_give_the_same_bits() {
     // A rank of 3 leaves no padding row or column where a vector of 16 bytes would start.
     for (dropout, rank) in [(0.0, 8), (0.3, 8), (0.0, 3)] {
         let with = |change: &dyn Fn(&mut Settings)| {
-            let mut settings = settings(BaseFormat::Nf4, ComputeDtype::Bf16);
+            let mut settings = settings(BaseFormat::Nf4, half(&card));
             (settings.lora.dropout, settings.lora.rank) = (dropout, rank);
             change(&mut settings);
             let mut trainer = trainer(&card, &settings, false);
@@ -197,7 +259,7 @@ fn recompute_modes_and_places_of_inputs_and_weights_give_the_same_bits() {
 fn an_mlp_in_parts_trains_as_in_one_within_rounding() {
     let Some(card) = card() else { return };
     let with = |mlp_rows| {
-        let mut settings = settings(BaseFormat::Nf4, ComputeDtype::Bf16);
+        let mut settings = settings(BaseFormat::Nf4, half(&card));
         (settings.mlp_rows, settings.recompute, settings.lora.dropout) = (mlp_rows, Recompute::C0, 0.2);
         let mut trainer = trainer(&card, &settings, false);
         let batch = batch(&LENGTHS);
@@ -218,7 +280,7 @@ fn an_mlp_in_parts_trains_as_in_one_within_rounding() {
 fn two_runs_give_the_same_bytes() {
     let Some(card) = card() else { return };
     let run = || {
-        let mut trainer = trainer(&card, &settings(BaseFormat::Nf4, ComputeDtype::Bf16), true);
+        let mut trainer = trainer(&card, &settings(BaseFormat::Nf4, half(&card)), true);
         for step in 0..5 {
             for (micro_batch, lengths) in [LENGTHS, [128, 60, 3, 60]].iter().enumerate() {
                 let batch = batch(lengths);
@@ -234,7 +296,7 @@ fn two_runs_give_the_same_bytes() {
 #[test]
 fn documents_that_lie_together_are_as_each_alone_within_rounding() {
     let Some(card) = card() else { return };
-    let settings = settings(BaseFormat::Nf4, ComputeDtype::Bf16);
+    let settings = settings(BaseFormat::Nf4, half(&card));
     let whole = batch(&LENGTHS);
     let mut together = trainer(&card, &settings, false);
     let loss = together.micro_batch(&whole, whole.n_supervised(), 0).unwrap();

@@ -98,7 +98,7 @@ fn every_reason_is_said_for_a_described_computer() {
         (GpuSetupReason::OldDriver, Some("550.120"), 580)
     );
     assert_eq!(old.message, "Runs train on the processor: driver 550.120 was found and 580 or newer is needed.");
-    assert_eq!(say("7.5", "581.42").reason, GpuSetupReason::OldCard);
+    assert_eq!(say("7.0", "581.42").reason, GpuSetupReason::OldCard);
 
     let bare = say("8.6", "581.42");
     if missing(&bare).is_empty() {

@@ -77,7 +77,7 @@ pub(crate) struct ConfigArgs {
     /// How the base weights are held: f32 (half on a card) or nf4.
     #[arg(long, value_parser = named::<BaseFormat>, value_name = "FORMAT")]
     base: Option<BaseFormat>,
-    /// Type of numbers the step computes in: bf16 (cards only) or f32.
+    /// Type of numbers the step computes in: bf16 or f16 (cards only), or f32.
     #[arg(long, value_parser = named::<ComputeDtype>, value_name = "TYPE")]
     compute: Option<ComputeDtype>,
     /// Sequences per micro-batch.

@@ -79,6 +79,10 @@ impl Display {
                 self.line(&format!("step {step}: evaluation loss {}{best}", format::loss(*loss)));
             }
             TrainEvent::Rung { reason, words, .. } => self.line(&format!("note: {reason} {words}")),
+            TrainEvent::LossScale { reason, to, n_halved, .. } => {
+                let (to, times) = (format::count(*to as usize), format::counted(*n_halved as usize, "time"));
+                self.line(&format!("note: {reason} It is {to} from here on, halved {times} so far."));
+            }
             TrainEvent::Rehearsal { rehearsal } => {
                 let (said, found) = (rehearsal.predicted, rehearsal.measured);
                 self.line(&format!(

@@ -137,7 +137,8 @@ impl From<run::Error> for Failure {
             E::Config { .. } | E::Folder { .. } | E::InputChanged { .. } | E::Damaged { .. } | E::Io { .. } => {
                 Exit::BadInput
             }
-            E::NotFinite { .. } | E::Step(step::Error::NotFinite { .. }) | E::Data(_) => Exit::BadInput,
+            E::NotFinite { .. } | E::BeyondF16 { .. } | E::Data(_) => Exit::BadInput,
+            E::Step(step::Error::NotFinite { .. } | step::Error::BeyondF16 { .. }) => Exit::BadInput,
             E::Model(e) => exit_of_model(e),
             E::Plan(e) => exit_of_plan(e),
             E::DidNotStart { .. } | E::Hardware(_) | E::Step(_) | E::Generate(_) => Exit::Internal,

@@ -13,7 +13,7 @@ use crate::format;
 use crate::hardware::{CardOutcome, CardReport, Hardware};
 
 /// Compute capability of the oldest cards that the kernels are compiled for (`ops/build.rs`).
-const LEAST_CAPABILITY: (u32, u32) = (8, 0);
+const LEAST_CAPABILITY: (u32, u32) = (7, 5);
 /// Set to `processor` to leave a card alone.
 pub const ENGINE_VARIABLE: &str = "HEARTH_ENGINE";
 
@@ -41,9 +41,9 @@ pub enum WhyProcessor {
     NoCard(CardReport),
     /// The card is older than those the kernels are compiled for.
     OldCard {
-        /// "NVIDIA GeForce RTX 2060".
+        /// "NVIDIA GeForce GTX 1080".
         card: String,
-        /// "7.5".
+        /// "6.1".
         capability: String,
     },
     /// The driver is older than CUDA needs.
@@ -87,7 +87,7 @@ pub enum GpuSetupReason {
     ByHand,
     /// No card or no driver; the card report of the hardware says which.
     NoCard,
-    /// A card older than Ampere.
+    /// A card older than Turing.
     OldCard,
     /// A driver older than CUDA needs.
     OldDriver,
@@ -121,7 +121,7 @@ impl WhyProcessor {
         match self {
             WhyProcessor::ByHand => format!("Take {ENGINE_VARIABLE} out of the environment to use the card."),
             WhyProcessor::NoCard(report) => report.next_step.clone(),
-            WhyProcessor::OldCard { .. } => "Cards from the RTX 30 series on are used.".into(),
+            WhyProcessor::OldCard { .. } => "Cards from the RTX 20 series on are used.".into(),
             WhyProcessor::OldDriver { least, .. } => {
                 format!("Install NVIDIA's current driver ({least} or newer), restart the computer and look again.")
             }
@@ -315,12 +315,14 @@ mod tests {
 
     #[test]
     fn a_card_that_no_kernel_was_compiled_for_is_named() {
-        let old = profile("rtx-2060-6gb").expect("bundled").hardware();
+        let mut old = profile("rtx-2060-6gb").expect("bundled").hardware();
+        assert!(chosen(&old, |_, _| ()).is_ok());
+        old.cards[0].compute_capability = Some("7.0".into());
         let said = chosen(&old, |_, _| ()).expect_err("refused");
-        assert!(said.contains("RTX 2060 has compute capability 7.5 and 8.0 or newer is needed"), "{said}");
+        assert!(said.contains("RTX 2060 has compute capability 7.0 and 7.5 or newer is needed"), "{said}");
         // The least one here is the first one there.
         let (major, minor) = LEAST_CAPABILITY;
-        let compiled = format!("const ARCHITECTURES: [&str; 5] = [\"{major}{minor}\",");
+        let compiled = format!("const ARCHITECTURES: [&str; 6] = [\"{major}{minor}\",");
         assert!(include_str!("../../ops/build.rs").contains(&compiled), "ops/build.rs compiles for other cards");
     }
 

@@ -141,11 +141,23 @@ impl Hardware {
         self.training_card().map_or(&self.processor.name, |card| &card.name)
     }
 
-    /// Element type a step computes in here: bf16 on cards that have it (compute capability 8 and later, and cards that say nothing).
+    /// Element type a step computes in here unless somebody asks for another: bf16 on cards that have it (compute capability 8 and
+    /// later, and cards that say nothing), f16 on those of 7.5, f32 on the processor.
     pub fn compute_dtype(&self) -> ComputeDtype {
         let Some(card) = self.training_card() else { return ComputeDtype::F32 };
-        let major = card.compute_capability.as_deref().and_then(|c| c.split('.').next()?.parse::<u32>().ok());
-        if major.is_none_or(|major| major >= 8) { ComputeDtype::Bf16 } else { ComputeDtype::F32 }
+        match card.compute_capability.as_deref().and_then(capability) {
+            Some(capability) if capability < (7, 5) => ComputeDtype::F32,
+            Some(capability) if capability < (8, 0) => ComputeDtype::F16,
+            _ => ComputeDtype::Bf16,
+        }
+    }
+
+    /// Whether a step can compute in it here. The processor has f32 only, a card what is proposed for it, f16 and f32.
+    pub fn computes_in(&self, compute: ComputeDtype) -> bool {
+        let proposed = self.compute_dtype();
+        compute == ComputeDtype::F32
+            || compute == proposed
+            || (compute, proposed) == (ComputeDtype::F16, ComputeDtype::Bf16)
     }
 
     /// The disk that holds `path` (absolute), if it is listed.
@@ -199,9 +211,33 @@ impl Hardware {
     }
 }
 
+/// "8.6" as (8, 6).
+fn capability(text: &str) -> Option<(u32, u32)> {
+    let (major, minor) = text.split_once('.').unwrap_or((text, "0"));
+    Some((major.trim().parse().ok()?, minor.trim().parse().ok()?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_computes_in_bf16_where_a_card_has_it_in_f16_on_turing_and_in_f32_elsewhere() {
+        let mut hardware = profile("rtx-3060-12gb").expect("bundled").hardware();
+        let mut computes = |capability: Option<&str>| {
+            hardware.cards[0].compute_capability = capability.map(str::to_string);
+            let all = [ComputeDtype::F32, ComputeDtype::F16, ComputeDtype::Bf16];
+            (hardware.compute_dtype(), all.map(|compute| hardware.computes_in(compute)))
+        };
+        for later in [Some("8.0"), Some("8.6"), Some("9.0"), Some("12.0"), Some("?"), None] {
+            assert_eq!(computes(later), (ComputeDtype::Bf16, [true; 3]), "{later:?}");
+        }
+        assert_eq!(computes(Some("7.5")), (ComputeDtype::F16, [true, true, false]));
+        assert_eq!(computes(Some("7.0")), (ComputeDtype::F32, [true, false, false]));
+        let processor = profile("no-card").expect("bundled").hardware();
+        assert_eq!(processor.compute_dtype(), ComputeDtype::F32);
+        assert!(!processor.computes_in(ComputeDtype::F16) && !processor.computes_in(ComputeDtype::Bf16));
+    }
 
     #[test]
     fn hardware_reads_back_what_it_wrote_as_json_and_as_toml() {

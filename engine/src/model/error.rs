@@ -56,6 +56,9 @@ pub enum Error {
     )]
     UnsupportedDtype { path: PathBuf, tensor: String, dtype: String, reason: String },
 
+    #[error("tensor `{tensor}` holds {value}, more than f16 can")]
+    BeyondF16 { tensor: String, value: f32 },
+
     #[error("{path} is damaged: {reason}", path = path.display())]
     IndexDamaged { path: PathBuf, reason: String },
     #[error(
@@ -122,6 +125,7 @@ impl Explain for Error {
             Error::HeaderDamaged { .. } => "model.header_damaged",
             Error::TensorDamaged { .. } => "model.tensor_damaged",
             Error::UnsupportedDtype { .. } => "model.unsupported_dtype",
+            Error::BeyondF16 { .. } => "model.beyond_f16",
             Error::IndexDamaged { .. } => "model.index_damaged",
             Error::IndexOutside { .. } => "model.index_outside",
             Error::ShardMissing { .. } => "model.shard_missing",
@@ -176,6 +180,9 @@ impl Explain for Error {
                 "Choose a copy of the model in f32, f16 or bf16 (safetensors), or a GGUF in Q8_0, Q6_K, Q5_K, Q4_K, \
                  Q4_0, Q4_1, F16 or F32."
                     .into()
+            }
+            Error::BeyondF16 { .. } => {
+                "Set compute to f32, or to bf16 on a card from the RTX 30 series on; f16 ends at 65,504.".into()
             }
             Error::IndexOutside { .. } => {
                 "Do not use this copy: get the model from its original source. Shards lie in the model's own folder."

@@ -131,9 +131,10 @@ impl Model {
         let (shape, dtype) = (source.shape().clone(), compute.dtype());
         let groups = GroupShape::all(&shape, lora);
         let held = Held::new();
-        let read_host = |name: &str, expected: &[usize]| -> std::result::Result<Tensor, super::Error> {
+        let read_host = |name: &str, expected: &[usize], dtype: DType| -> std::result::Result<Tensor, super::Error> {
             let (dims, data) = source.tensor_f32(name)?;
             debug_assert_eq!(dims, expected);
+            check_range(name, &data, dtype)?;
             Ok(Tensor::from_vec(data, dims, &Device::Cpu)?)
         };
         let h = shape.hidden;
@@ -142,14 +143,14 @@ impl Model {
         };
         let table = |name: &str| {
             admit_table(device)?;
-            on_device(read_host(name, &[shape.vocab_rows, h])?, dtype, device)
+            on_device(read_host(name, &[shape.vocab_rows, h], dtype)?, dtype, device)
         };
         let (embedding, head) = if shape.tied {
             let both = table("model.embed_tokens.weight")?;
             (Table::on_device(both.clone()), both)
         } else {
             admit_table(if embedding_on_host { &Device::Cpu } else { device })?;
-            let rows = read_host("model.embed_tokens.weight", &[shape.vocab_rows, h])?.to_dtype(dtype)?;
+            let rows = read_host("model.embed_tokens.weight", &[shape.vocab_rows, h], dtype)?.to_dtype(dtype)?;
             (place_embedding(rows, embedding_on_host, device)?, table("lm_head.weight")?)
         };
         // Before the layers, and all norms in one piece: what lives on must not lie between what loading frees again.
@@ -157,10 +158,10 @@ impl Model {
         let mut norms = Vec::with_capacity(2 * shape.n_layers + 1);
         for i in 0..shape.n_layers {
             for norm in ["input_layernorm", "post_attention_layernorm"] {
-                norms.push(read_host(&format!("model.layers.{i}.{norm}.weight"), &[shape.hidden])?);
+                norms.push(read_host(&format!("model.layers.{i}.{norm}.weight"), &[shape.hidden], DType::F32)?);
             }
         }
-        norms.push(read_host("model.norm.weight", &[shape.hidden])?);
+        norms.push(read_host("model.norm.weight", &[shape.hidden], DType::F32)?);
         let norms = Norms(on_device(Tensor::stack(&norms, 0)?, DType::F32, device)?);
         let n_streamed = precision.n_streamed(shape.n_layers);
         held.admit(stream::device_bytes(&groups, n_streamed) as u64, device, Site::BaseWeights)?;
@@ -227,7 +228,8 @@ impl Model {
                 Ok(Linear::Nf4(group.members.iter().map(quantise).collect::<Result<_>>()?))
             })
             .collect::<Result<_>>()?;
-        let norms = Norms(Tensor::ones((2 * shape.n_layers + 1, shape.hidden), DType::F32, device)?);
+        let ones = Tensor::ones((2 * shape.n_layers + 1, shape.hidden), DType::F32, &Device::Cpu)?;
+        let norms = Norms(ones.to_device(device)?);
         let stream = Stream::new(precision.n_streamed(shape.n_layers), &groups, device)?;
         let layer = |i| {
             let mut linears = first.iter().map(Linear::copy).collect::<Result<Vec<_>>>()?;
@@ -493,7 +495,9 @@ impl Linear {
         };
         let mut quantised = Vec::new();
         for member in &shape.members {
-            let (_, data) = source.tensor_f32(&format!("{prefix}.{}.weight", member.target.module()))?;
+            let name = format!("{prefix}.{}.weight", member.target.module());
+            let (_, data) = source.tensor_f32(&name)?;
+            check_range(&name, &data, dtype)?;
             match base {
                 BaseFormat::F32 | BaseFormat::Half => {
                     for (row, values) in member.outputs.clone().zip(data.chunks_exact(shape.n_in)) {
@@ -543,4 +547,28 @@ fn place_embedding(rows: Tensor, on_host: bool, device: &Device) -> Result<Table
 /// A host tensor as the step wants it: converted before it travels.
 fn on_device(tensor: Tensor, dtype: DType, device: &Device) -> std::result::Result<Tensor, super::Error> {
     Ok(tensor.to_dtype(dtype)?.to_device(device)?)
+}
+
+/// Refuses a weight that would be infinite in the type of the step.
+fn check_range(name: &str, values: &[f32], dtype: DType) -> std::result::Result<(), super::Error> {
+    let is_beyond = |value: &f32| value.is_finite() && half::f16::from_f32(*value).is_infinite();
+    let beyond = if dtype == DType::F16 { values.par_iter().copied().find_first(is_beyond) } else { None };
+    beyond.map_or(Ok(()), |value| Err(super::Error::BeyondF16 { tensor: name.into(), value }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_weight_that_f16_cannot_hold_is_refused_in_f16_alone_with_its_name_and_value() {
+        let values = [0.5, -65_504.0, 65_519.0, f32::NAN];
+        assert!(check_range("w", &values, DType::F16).is_ok(), "these round to what f16 has");
+        let values = [0.5, -65_520.0, 1e9];
+        let error = check_range("model.norm.weight", &values, DType::F16).expect_err("refused").to_string();
+        assert_eq!(error, "tensor `model.norm.weight` holds -65520, more than f16 can");
+        for dtype in [DType::F32, DType::BF16] {
+            assert!(check_range("w", &values, dtype).is_ok());
+        }
+    }
 }

@@ -81,12 +81,14 @@ fn adapter(config: &RunConfig) -> Result<(), Error> {
 /// Refuses number formats that the hardware lacks or that contradict each other.
 pub(super) fn precision(config: &RunConfig, hardware: &Hardware) -> Result<(), Error> {
     let compute = config.compute.unwrap_or(hardware.compute_dtype());
-    if compute == ComputeDtype::Bf16 && hardware.compute_dtype() != ComputeDtype::Bf16 {
-        return Err(Error::NoBf16 { device: hardware.device_name().into() });
+    if !hardware.computes_in(compute) {
+        let (device, instead) = (hardware.device_name().into(), hardware.compute_dtype().name());
+        return Err(Error::NoCompute { device, compute: compute.name(), instead });
     }
+    let contradiction = |base| Err(Error::BaseContradiction { base, compute: compute.name() });
     match (config.base, compute) {
-        (Some(BaseFormat::F32), ComputeDtype::Bf16) => Err(Error::BaseContradiction { base: "f32", compute: "bf16" }),
-        (Some(BaseFormat::Half), ComputeDtype::F32) => Err(Error::BaseContradiction { base: "half", compute: "f32" }),
+        (Some(BaseFormat::F32), ComputeDtype::Bf16 | ComputeDtype::F16) => contradiction("f32"),
+        (Some(BaseFormat::Half), ComputeDtype::F32) => contradiction("half"),
         _ => Ok(()),
     }
 }

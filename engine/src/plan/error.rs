@@ -16,8 +16,8 @@ pub enum Error {
     BatchContradiction { micro_batch: usize, accumulation: usize, effective_batch: usize },
     #[error("effective_batch {effective_batch} cannot be divided by {field} {value}")]
     BatchNotDivisible { field: &'static str, value: usize, effective_batch: usize },
-    #[error("{device} does not compute in bf16")]
-    NoBf16 { device: String },
+    #[error("{device} does not compute in {compute}")]
+    NoCompute { device: String, compute: &'static str, instead: &'static str },
     #[error("a base in {base} cannot be trained on in {compute}")]
     BaseContradiction { base: &'static str, compute: &'static str },
     #[error("{field} is {value}; it has to be {allowed}")]
@@ -42,7 +42,7 @@ impl Explain for Error {
             Error::DoesNotFit { .. } => "plan.does_not_fit",
             Error::BatchContradiction { .. } => "plan.batch_contradiction",
             Error::BatchNotDivisible { .. } => "plan.batch_not_divisible",
-            Error::NoBf16 { .. } => "plan.no_bf16",
+            Error::NoCompute { .. } => "plan.no_compute",
             Error::BaseContradiction { .. } => "plan.base_contradiction",
             Error::OutOfRange { .. } => "plan.out_of_range",
             Error::NoTargets => "plan.no_targets",
@@ -67,7 +67,7 @@ impl Explain for Error {
             Error::BatchNotDivisible { field, .. } => {
                 format!("Leave {field} out, or choose one that divides effective_batch without a rest.")
             }
-            Error::NoBf16 { .. } => "Leave compute out, or set it to f32.".into(),
+            Error::NoCompute { instead, .. } => format!("Leave compute out, or set it to {instead}."),
             Error::BaseContradiction { .. } => "Leave base out, set it to nf4, or leave compute out.".into(),
             Error::OutOfRange { field, allowed, .. } => format!("Set {field} to a value that is {allowed}."),
             Error::NoTargets => "Choose at least one, or leave lora.targets out for all seven.".into(),

@@ -627,7 +627,7 @@ fn proposed_warmup(n_steps: usize) -> usize {
 pub(super) fn exact_base(compute: ComputeDtype) -> BaseFormat {
     match compute {
         ComputeDtype::F32 => BaseFormat::F32,
-        ComputeDtype::Bf16 => BaseFormat::Half,
+        ComputeDtype::Bf16 | ComputeDtype::F16 => BaseFormat::Half,
     }
 }
 

@@ -6,7 +6,7 @@ use ts_rs::TS;
 use super::propose::{Proposal, Task, cuts, exact_base};
 use super::remedy::with_rank;
 use super::{Error, PlanWarning, cost};
-use crate::config::{BaseFormat, OptimizerKind, Recompute, RunConfig, Settings, Target};
+use crate::config::{BaseFormat, ComputeDtype, OptimizerKind, Recompute, RunConfig, Settings, Target};
 use crate::format;
 use crate::hardware::TrainOn;
 
@@ -14,8 +14,8 @@ use crate::hardware::TrainOn;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
 #[ts(export)]
 pub struct Reason {
-    /// Stable name: `rank`, `length`, `packing`, `batch`, `recompute`, `host_memory` (where something waits there), `weight_cache` (where there is one), `optimizer`, `base`, `learning_rate`, `epochs`,
-    /// `warmup`, `evaluation`.
+    /// Stable name: `rank`, `length`, `packing`, `batch`, `recompute`, `host_memory` (where something waits there), `optimizer`,
+    /// `base`, `compute` (where it is f16 or chosen), `learning_rate`, `epochs`, `warmup`, `evaluation`.
     pub setting: String,
     /// As shown, "2 × 8 = 16".
     pub value: String,
@@ -70,6 +70,7 @@ pub(super) fn reasons(task: &Task, config: &RunConfig, proposal: &Proposal) -> V
         w.weight_cache(),
         Some(w.optimizer()),
         Some(w.base()),
+        w.compute(),
         Some(w.learning_rate()),
         Some(w.warmup()),
         Some(w.epochs()),
@@ -331,6 +332,32 @@ impl Writer<'_> {
         let other = if base == exact { BaseFormat::Nf4 } else { exact };
         let change = self.change(base_name(other).into(), |config| config.base = Some(other));
         self.reason("base", base_name(base).into(), fixed, (why.0, why.1.into()), change)
+    }
+
+    /// Where it is what every card from the RTX 30 series on does, there is nothing to say.
+    fn compute(&self) -> Option<Reason> {
+        let compute = self.settings().compute;
+        let fixed = self.config.compute.is_some();
+        let why = match (fixed, compute) {
+            (true, ComputeDtype::F16) => (
+                "fixed_f16",
+                "As you chose. The loss is scaled so that small gradients are kept; past 65,504 the run ends.",
+            ),
+            (true, _) => ("fixed", "As you chose. Sums, norms and the loss are in 32 bit either way."),
+            (false, ComputeDtype::F16) => (
+                "no_bf16",
+                "This card has no bf16. The loss is scaled so that small gradients are kept; past 65,504 the run ends.",
+            ),
+            (false, _) => return None,
+        };
+        let proposed = self.task.hardware.compute_dtype();
+        let other = if compute == proposed { ComputeDtype::F32 } else { proposed };
+        let change = self.change(other.name().into(), |config| {
+            config.compute = Some(other);
+            // An exact base goes along.
+            config.base = config.base.map(|base| if base == BaseFormat::Nf4 { base } else { exact_base(other) });
+        });
+        Some(self.reason("compute", compute.name().into(), fixed, (why.0, why.1.into()), change))
     }
 
     fn learning_rate(&self) -> Reason {

@@ -5,7 +5,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
-use crate::config::{BaseFormat, LoraConfig, OptimizerKind, OverLength, Recompute, Target};
+use crate::config::{BaseFormat, ComputeDtype, LoraConfig, OptimizerKind, OverLength, Recompute, Target};
 use crate::error::Explain;
 use crate::hardware::{MeasuredRate, profile, profiles};
 use crate::model::shape::Rope;
@@ -761,13 +761,43 @@ fn a_cell_of_the_table_is_the_plan_in_short() {
     }
     assert_eq!(seen.len(), 3, "{seen:?}");
     // A wish that one card cannot have is refused there alone.
-    asked.compute = Some(crate::config::ComputeDtype::Bf16);
+    asked.compute = Some(ComputeDtype::Bf16);
     let cards = [profile("rtx-2080-8gb").expect("bundled"), profile("rtx-3060-12gb").expect("bundled")];
     let table = card_table(&models, &cards, &data, &asked);
     for row in &table.rows {
         assert!(matches!(&row.cells[0], TableCell::Refused(why) if why.contains("bf16")), "{:?}", row.cells[0]);
         assert!(matches!(row.cells[1], TableCell::Planned(_)));
     }
+}
+
+#[test]
+fn a_card_without_bf16_is_planned_in_f16_and_says_why() {
+    let (shape, data, turing) = (llama_1b(), examples(500, 50, 500), computer("rtx-2060-6gb"));
+    let plan_of = |config: &RunConfig| plan(&shape, &data, config, &turing);
+    let proposed = plan_of(&config()).expect("planned");
+    assert_eq!(proposed.settings.compute, ComputeDtype::F16);
+    let reason = proposed.reasons.iter().find(|reason| reason.setting == "compute").expect("said");
+    assert_eq!((reason.value.as_str(), reason.code.as_str()), ("f16", "compute.no_bf16"));
+    assert_eq!(reason.change.as_ref().map(|change| change.value.as_str()), Some("f32"));
+    // As many bytes as in bf16, and a base that is exact is in 16 bits.
+    let with = |compute, base| plan_of(&RunConfig { compute, base, ..config() });
+    let half = with(Some(ComputeDtype::F16), Some(BaseFormat::Half)).expect("planned");
+    let f32 = with(Some(ComputeDtype::F32), Some(BaseFormat::F32)).expect("planned");
+    assert!(half.planned_bytes < f32.planned_bytes);
+    let refused = |compute, base| with(compute, base).expect_err("refused");
+    let error = refused(Some(ComputeDtype::Bf16), None);
+    assert_eq!((error.code(), error.next_step().as_str()), ("plan.no_compute", "Leave compute out, or set it to f16."));
+    assert_eq!(refused(None, Some(BaseFormat::F32)).code(), "plan.base_contradiction");
+    // By hand on a card that has bf16; never on the processor.
+    let by_hand = RunConfig { compute: Some(ComputeDtype::F16), ..config() };
+    let on = |hardware: &Hardware| plan(&shape, &data, &by_hand, hardware);
+    let later = on(&computer("rtx-3060-12gb")).expect("planned");
+    assert_eq!(later.settings.compute, ComputeDtype::F16);
+    let reason = later.reasons.iter().find(|reason| reason.setting == "compute").expect("said");
+    assert_eq!((reason.code.as_str(), reason.fixed), ("compute.fixed_f16", true));
+    assert_eq!(on(&no_card()).expect_err("refused").code(), "plan.no_compute");
+    let usual = plan(&shape, &data, &config(), &computer("rtx-3060-12gb")).expect("planned");
+    assert!(usual.reasons.iter().all(|reason| reason.setting != "compute"));
 }
 
 #[test]

@@ -169,6 +169,13 @@ fn notes(page: &mut String, history: &History) {
         let text = match &line.event {
             TrainEvent::Warning { message, .. } => message.clone(),
             TrainEvent::Rung { reason, words, .. } => format!("{reason} {words}"),
+            TrainEvent::LossScale { reason, to, n_halved, .. } => {
+                let times = format::counted(*n_halved as usize, "time");
+                format!(
+                    "{reason} The loss scale is {} from there on; it was halved {times}.",
+                    format::count(*to as usize)
+                )
+            }
             TrainEvent::Failed { error } => format!("Fault: {} {}", error.message, error.next_step),
             TrainEvent::Exported { kind, path, proven } => {
                 let outcome = if *proven { "proven" } else { "not proven" };

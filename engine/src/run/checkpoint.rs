@@ -19,6 +19,7 @@ use crate::disk::{self, faults};
 use crate::event::FinishReason;
 use crate::format;
 use crate::plan::ladder::Rung;
+use crate::step::LossScale;
 
 /// Adapter weights, in PEFT's names.
 pub(crate) const ADAPTER: &str = "adapter.safetensors";
@@ -50,6 +51,9 @@ pub struct State {
     /// How the step is computed since memory ran out; as the settings say where it never did.
     #[serde(default)]
     pub rung: Option<Rung>,
+    /// Of a run in f16.
+    #[serde(default)]
+    pub loss_scale: Option<LossScale>,
 }
 
 /// The step with the lowest evaluation loss.
@@ -75,6 +79,7 @@ impl State {
             n_not_improved: 0,
             ended: None,
             rung: None,
+            loss_scale: None,
         }
     }
 }
@@ -355,6 +360,7 @@ mod tests {
                 offload_inputs: false,
                 n_layers_cached: 3,
             }),
+            loss_scale: Some(LossScale { scale: 512, n_good_steps: 1999, n_halved: 9 }),
         };
         let (adapter, optimizer) = tensors(3);
         let bytes = checkpoints.save(&state, adapter, optimizer).unwrap();
@@ -365,13 +371,14 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_from_before_there_was_a_ladder_is_read() {
+    fn a_checkpoint_from_before_there_was_a_ladder_or_f16_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::new(folder.path());
         save(&checkpoints, 4).unwrap();
         let path = checkpoints.path(4).join(STATE);
         let text = fs::read_to_string(&path).unwrap();
-        let older: String = text.lines().filter(|line| !line.contains("\"rung\"")).collect();
+        let is_newer = |line: &str| line.contains("\"rung\"") || line.contains("\"loss_scale\"");
+        let older: String = text.lines().filter(|line| !is_newer(line)).collect();
         assert!(older.len() < text.len());
         fs::write(&path, older).unwrap();
         assert_eq!(checkpoints.verify(4).unwrap(), State { step: 4, ..State::new(5) });

@@ -36,6 +36,11 @@ pub enum Error {
     #[error("the {what} is {} in step {step}, micro-batch {micro_batch}{}", format::number(*value, 4), last_good(checkpoint))]
     NotFinite { what: &'static str, value: f64, step: usize, micro_batch: usize, checkpoint: Option<usize> },
     #[error(
+        "the {what} is {} in step {step}, micro-batch {micro_batch}, computed in f16, which ends at 65,504{}",
+        format::number(*value, 4), last_good(checkpoint)
+    )]
+    BeyondF16 { what: &'static str, value: f64, step: usize, micro_batch: usize, checkpoint: Option<usize> },
+    #[error(
         "no memory for {doing}, with as little of it as this run can do with: {}{}",
         out_of_memory(shortage),
         last_good(checkpoint)
@@ -110,6 +115,11 @@ impl Error {
         }
     }
 
+    /// Whether a gradient was not finite, which a smaller scale of the loss may help against.
+    pub(crate) fn is_overflow(&self) -> bool {
+        matches!(self, Error::Step(step::Error::NotFinite { .. }))
+    }
+
     /// Tells a lack of memory from a file that is not what was written.
     pub(crate) fn reading(path: &Path, source: candle_core::Error) -> Self {
         match memory::shortage(&source) {
@@ -140,6 +150,7 @@ impl Explain for Error {
             Error::InputChanged { .. } => "run.input_changed",
             Error::Damaged { .. } => "run.damaged",
             Error::NotFinite { .. } => "run.not_finite",
+            Error::BeyondF16 { .. } => "run.beyond_f16",
             Error::OutOfMemory { .. } => "run.out_of_memory",
             Error::DidNotStart { .. } => "run.did_not_start",
             Error::Hardware(e) => e.code(),
@@ -183,6 +194,11 @@ impl Explain for Error {
             Error::NotFinite { .. } => {
                 "Lower the learning rate (a third of it is a good first try) or lengthen the warm-up, and start again \
                  from the last checkpoint or anew."
+                    .into()
+            }
+            Error::BeyondF16 { .. } => {
+                "Start a new run with compute set to f32, which is slower and takes more memory, or to bf16 on a card from the \
+                 RTX 30 series on. If that is not finite either, lower the learning rate."
                     .into()
             }
             Error::OutOfMemory { .. } => {

@@ -231,6 +231,7 @@ fn step_of(event: &TrainEvent) -> Option<usize> {
         | TrainEvent::Evaluation { step, .. }
         | TrainEvent::Sample { step, .. }
         | TrainEvent::Rung { step, .. }
+        | TrainEvent::LossScale { step, .. }
         | TrainEvent::Checkpoint { step, .. } => Some(*step),
         _ => None,
     }

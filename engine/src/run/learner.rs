@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use candle_core::{Device, Tensor};
 
-use super::checkpoint::Tensors;
+use super::checkpoint::{State, Tensors};
 use super::error::Error;
 use crate::config::{Settings, Target};
 use crate::data::Batch;
@@ -14,7 +14,7 @@ use crate::plan::{
     self,
     ladder::{Rung, next_rung},
 };
-use crate::step::Trainer;
+use crate::step::{LossScale, Trainer};
 
 /// Where a batch stands in its step.
 #[derive(Clone, Copy, Debug)]
@@ -45,8 +45,13 @@ pub(crate) trait Learner {
     fn micro_batch(&mut self, batch: &Batch, part: Part) -> Result<f64, Error>;
     /// Summed negative log-likelihood without a gradient.
     fn evaluate(&mut self, batch: &Batch) -> Result<f64, Error>;
-    /// Clips, updates, forgets the gradients; returns the gradient norm before clipping. Nothing is updated where it lacks memory.
+    /// Clips, updates, forgets the gradients; returns the gradient norm before clipping. Nothing is updated where it lacks memory, or
+    /// where a gradient is not finite.
     fn optimizer_step(&mut self, learning_rate: f64) -> Result<f64, Error>;
+    /// The scale of the loss, with what its next change depends on; none where the loss is not scaled.
+    fn loss_scale(&self) -> Option<LossScale>;
+    /// After a gradient that was not finite: forgets the gradients and halves the scale. False where it can't be halved.
+    fn halve_loss_scale(&mut self) -> Result<bool, Error>;
     /// Back to before the first step: no gradients, empty moments, no updates made. The adapter stays as it is.
     fn forget_training(&mut self) -> Result<(), Error>;
     /// Adapter weights by name, copies that count as `held`.
@@ -60,7 +65,7 @@ pub(crate) trait Learner {
         &mut self,
         adapter: &HashMap<String, Tensor>,
         optimizer: &HashMap<String, Tensor>,
-        optimizer_steps: usize,
+        state: &State,
     ) -> Result<(), Error>;
 }
 
@@ -147,6 +152,14 @@ impl Learner for Trainer {
         Ok(Trainer::optimizer_step(self, learning_rate)?.grad_norm)
     }
 
+    fn loss_scale(&self) -> Option<LossScale> {
+        Trainer::loss_scale(self)
+    }
+
+    fn halve_loss_scale(&mut self) -> Result<bool, Error> {
+        Ok(Trainer::halve_loss_scale(self)?)
+    }
+
     fn forget_training(&mut self) -> Result<(), Error> {
         Ok(Trainer::forget_training(self)?)
     }
@@ -176,7 +189,7 @@ impl Learner for Trainer {
         &mut self,
         adapter: &HashMap<String, Tensor>,
         optimizer: &HashMap<String, Tensor>,
-        optimizer_steps: usize,
+        state: &State,
     ) -> Result<(), Error> {
         let model = self.model();
         let lora = Trainer::adapter(self).lora();
@@ -184,6 +197,9 @@ impl Learner for Trainer {
         let mut restored = Adapter::new(&model.shape, lora, 0, model.device()).map_err(|e| Error::Model(e.into()))?;
         set_adapter(&mut restored, adapter)?;
         self.load_adapter(restored)?;
-        Ok(self.load_optimizer(optimizer, optimizer_steps)?)
+        if let Some(loss_scale) = state.loss_scale {
+            self.set_loss_scale(loss_scale);
+        }
+        Ok(self.load_optimizer(optimizer, state.optimizer_steps)?)
     }
 }

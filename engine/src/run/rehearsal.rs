@@ -268,8 +268,16 @@ impl<L: Learner> Training<'_, '_, L> {
         } else {
             found.timed.extend(spread);
         }
-        let update = Instant::now();
-        self.learner.optimizer_step(0.0)?;
+        let mut update = Instant::now();
+        match self.learner.optimizer_step(0.0) {
+            // In f16 the first steps find the scale of the loss. An update without a gradient takes as long.
+            Err(error) if error.is_overflow() => {
+                self.learner.forget()?;
+                update = Instant::now();
+                self.learner.optimizer_step(0.0)?;
+            }
+            other => _ = other?,
+        }
         found.optimizer_s = update.elapsed().as_secs_f64();
         // Adapter, gradients and moments are touched now, and the buffers as far as the longest batch fills them.
         let used_bytes = self.memory.read().used_bytes;

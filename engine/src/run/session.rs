@@ -206,6 +206,7 @@ fn run(
     let settings = &record.resolved;
     report_rows(folder, &opened, &samples, record, events)?;
     let (device, context_bytes) = make_device(settings.train_on, || step::device(settings.train_on))?;
+    step::check_compute(&device, settings.compute)?;
     let card = hardware::watch(settings.train_on, card_uuids(&device));
     let plan = folder.plan()?;
     let overhead_bytes = plan.items.iter().filter(|item| item.family == Family::Runtime).map(|item| item.bytes).sum();
@@ -337,7 +338,7 @@ fn load(
         held.admit(trainer.saved_bytes(), device, Site::Restored).map_err(step::Error::from)?;
         let adapter = checkpoints.adapter(state.step, device)?;
         let optimizer = checkpoints.optimizer(state.step, device)?;
-        trainer.restore(&adapter, &optimizer, state.optimizer_steps)?;
+        trainer.restore(&adapter, &optimizer, state)?;
     }
     Ok(trainer)
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use candle_core::{Device, Tensor};
 
-use super::checkpoint::Tensors;
+use super::checkpoint::{State, Tensors};
 use super::error::Error;
 use super::learner::{Learner, Part};
 use crate::config::Settings;
@@ -14,7 +14,7 @@ use crate::model::ModelShape;
 use crate::model::shape::Rope;
 use crate::ops::memory::{Held, Site};
 use crate::plan::ladder::{Rung, next_rung};
-use crate::step;
+use crate::step::{self, LossScale};
 
 const N: usize = 16;
 
@@ -29,6 +29,9 @@ pub(crate) struct Toy {
     n_evaluations: usize,
     /// Step (from 0) whose loss is NaN.
     pub(crate) nan_at: Option<usize>,
+    /// Scale of the loss, and the largest at which a step (from 0) does not overflow.
+    pub(crate) loss_scale: Option<LossScale>,
+    pub(crate) largest_scale: fn(usize) -> u32,
     /// Micro-batches over the whole life of this learner.
     pub(crate) n_micro_batches: usize,
     /// What a step holds, and the tokens it is for.
@@ -50,6 +53,8 @@ impl Toy {
             evaluations: Vec::new(),
             n_evaluations: 0,
             nan_at: None,
+            loss_scale: None,
+            largest_scale: |_| u32::MAX,
             n_micro_batches: 0,
             buffers: None,
             steps: Vec::new(),
@@ -154,6 +159,11 @@ impl Learner for Toy {
 
     fn optimizer_step(&mut self, learning_rate: f64) -> Result<f64, Error> {
         admit(&Held::new(), 1, Site::GradientNorm)?;
+        let is_beyond = |loss_scale: LossScale| loss_scale.scale > (self.largest_scale)(self.n_steps);
+        if self.loss_scale.is_some_and(is_beyond) && self.gradients.iter().any(|&g| g != 0.0) {
+            return Err(step::Error::NotFinite { layer: 1, module: "mlp.down_proj" }.into());
+        }
+        self.loss_scale = self.loss_scale.map(LossScale::after_a_good_step);
         self.n_steps += 1;
         self.steps.push(std::mem::take(&mut self.documents));
         let correction = 1.0 - 0.9f32.powi(self.n_steps as i32);
@@ -166,8 +176,20 @@ impl Learner for Toy {
         Ok(f64::from(norm))
     }
 
+    fn loss_scale(&self) -> Option<LossScale> {
+        self.loss_scale
+    }
+
+    fn halve_loss_scale(&mut self) -> Result<bool, Error> {
+        let Some(halved) = self.loss_scale.and_then(LossScale::halved) else { return Ok(false) };
+        self.loss_scale = Some(halved);
+        self.forget()?;
+        Ok(true)
+    }
+
     fn forget_training(&mut self) -> Result<(), Error> {
         self.forget()?;
+        self.loss_scale = self.loss_scale.map(|_| LossScale::default());
         (self.moments, self.n_steps) = ([0.0; N], 0);
         self.steps.clear();
         Ok(())
@@ -191,11 +213,12 @@ impl Learner for Toy {
         &mut self,
         adapter: &HashMap<String, Tensor>,
         optimizer: &HashMap<String, Tensor>,
-        optimizer_steps: usize,
+        state: &State,
     ) -> Result<(), Error> {
         self.weights = adapter["weights"].to_vec1().unwrap().try_into().unwrap();
         self.moments = optimizer["moments"].to_vec1().unwrap().try_into().unwrap();
-        self.n_steps = optimizer_steps;
+        self.n_steps = state.optimizer_steps;
+        self.loss_scale = state.loss_scale.or(self.loss_scale);
         Ok(())
     }
 }

@@ -22,13 +22,15 @@ use super::learner::{Learner, Part};
 use super::memory::MemoryMeter;
 use super::schedule::{Schedule, dropout_seed};
 use super::{evaluation, interrupt};
-use crate::config::Settings;
+use crate::config::{ComputeDtype, Settings};
 use crate::data::{self, Sample};
 use crate::error::out_of_memory;
 use crate::event::{FinishReason, TrainEvent};
+use crate::format;
 use crate::hardware::CardWatch;
 use crate::ops::memory::Held;
 use crate::plan::ladder::Rung;
+use crate::step::LossScale;
 
 /// How often a paused run looks whether it may go on.
 const PAUSE_POLL: Duration = Duration::from_millis(100);
@@ -149,6 +151,8 @@ impl<L: Learner> Training<'_, '_, L> {
                 match self.step(&micro_batches, n_supervised_tokens, learning_rate) {
                     Ok(Attempt::Done(done)) => break done,
                     Ok(Attempt::Asked(wish)) => return self.stop(wish),
+                    // Taken again, of the same samples.
+                    Err(error) if error.is_overflow() && self.halve_loss_scale()? => {}
                     Err(error) => self.make_room("a step", error).map_err(|error| self.ending(error))?,
                 }
             };
@@ -158,6 +162,7 @@ impl<L: Learner> Training<'_, '_, L> {
             self.state.epoch = cursor.epoch();
             self.state.position = cursor.position();
             self.state.optimizer_steps = self.learner.optimizer_steps();
+            self.follow_loss_scale(|from| format!("2,000 steps went well at a loss scale of {from}."))?;
             eta.step(n_tokens, seconds);
             let n_left = self.settings.n_steps - self.state.step;
             let memory = self.memory.read();
@@ -256,6 +261,36 @@ impl<L: Learner> Training<'_, '_, L> {
         self.check_finite("gradient norm", grad_norm, micro_batches.len().saturating_sub(1))?;
         let seconds = (started.elapsed() - paused).as_secs_f64();
         Ok(Attempt::Done(Done { nll, grad_norm, seconds }))
+    }
+
+    /// After a gradient beyond what f16 holds: gives up the gradients of the step that was begun and halves the scale of the loss.
+    /// False where the loss is not scaled, or not any more.
+    fn halve_loss_scale(&mut self) -> Result<bool, Error> {
+        if !self.learner.halve_loss_scale()? {
+            return Ok(false);
+        }
+        let step = self.state.step + 1;
+        self.follow_loss_scale(|from| {
+            format!(
+                "A gradient of step {step} was beyond what f16 holds at a loss scale of {from}. The step is taken again with the \
+                 same samples."
+            )
+        })?;
+        Ok(true)
+    }
+
+    /// Notes the learner's loss scale for the next checkpoint, and says it where it is another one than before.
+    fn follow_loss_scale(&mut self, reason: impl FnOnce(String) -> String) -> Result<(), Error> {
+        let before = self.state.loss_scale.unwrap_or_default();
+        self.state.loss_scale = self.learner.loss_scale();
+        match self.state.loss_scale {
+            Some(LossScale { scale, n_halved, .. }) if scale != before.scale => {
+                let reason = reason(format::count(before.scale as usize));
+                let (step, from) = (self.state.step, before.scale);
+                self.events.emit(TrainEvent::LossScale { step, reason, from, to: scale, n_halved })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The step has its buffers from here on: fewer where there is no memory for all of them.
@@ -420,12 +455,10 @@ impl<L: Learner> Training<'_, '_, L> {
         if value.is_finite() {
             return Ok(());
         }
-        Err(Error::NotFinite {
-            what,
-            value,
-            step: self.state.step + 1,
-            micro_batch: micro_batch + 1,
-            checkpoint: self.saved_step,
+        let (step, micro_batch, checkpoint) = (self.state.step + 1, micro_batch + 1, self.saved_step);
+        Err(match self.settings.compute {
+            ComputeDtype::F16 => Error::BeyondF16 { what, value, step, micro_batch, checkpoint },
+            _ => Error::NotFinite { what, value, step, micro_batch, checkpoint },
         })
     }
 

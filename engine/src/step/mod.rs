@@ -7,12 +7,13 @@ mod block;
 mod buffers;
 mod device;
 mod head;
+mod loss_scale;
 
 use std::collections::HashMap;
 
 use candle_core::{DType, Tensor};
 
-use crate::config::{OptimizerKind, Settings};
+use crate::config::{ComputeDtype, OptimizerKind, Settings};
 use crate::data::Batch;
 use crate::error::{Explain, FREE_MEMORY};
 use crate::model::weights::Slot;
@@ -24,7 +25,8 @@ use crate::ops::memory::{self, Held, OutOfMemory, Site};
 use crate::ops::upload::{clear, upload};
 use crate::plan::layout::{Layout, layout};
 use buffers::{Batched, Buffers};
-pub use device::device;
+pub use device::{check_compute, device};
+pub use loss_scale::LossScale;
 
 /// Why a step could not be done.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +37,9 @@ pub enum Error {
         /// What the driver or the build says.
         reason: String,
     },
+    /// The card has no bf16, in which the run was planned.
+    #[error("the run computes in bf16 and the graphics card here does not")]
+    NoBf16,
     /// A micro-batch larger than the buffers.
     #[error("a micro-batch of {n_tokens} tokens does not fit the {max_tokens} that the buffers were planned for")]
     TooManyTokens {
@@ -67,6 +72,14 @@ pub enum Error {
         /// Its linear layer.
         module: &'static str,
     },
+    /// The same in f16, where no scale of the loss helps any more.
+    #[error("the gradient of {module} in layer {layer} is not finite in f16, although the loss is not scaled any more")]
+    BeyondF16 {
+        /// First layer (from the output) with such a gradient.
+        layer: usize,
+        /// Its linear layer.
+        module: &'static str,
+    },
     /// A pass was asked for while the step has no buffers.
     #[error("the step's buffers were given back and not made again")]
     NoBuffers,
@@ -91,10 +104,12 @@ impl Explain for Error {
     fn code(&self) -> &'static str {
         match self {
             Error::NoCard { .. } => "step.no_card",
+            Error::NoBf16 => "step.no_bf16",
             Error::TooManyTokens { .. } => "step.too_many_tokens",
             Error::TooLong { .. } => "step.too_long",
             Error::UnknownToken { .. } => "step.unknown_token",
             Error::NotFinite { .. } => "step.not_finite",
+            Error::BeyondF16 { .. } => "step.beyond_f16",
             Error::NoBuffers => "step.no_buffers",
             Error::OutOfMemory(_) => "step.out_of_memory",
             Error::Tensor(_) => "step.tensor",
@@ -106,12 +121,19 @@ impl Explain for Error {
             Error::NoCard { .. } => {
                 "Run it where the card is, or start a new run, which is planned for what this computer has.".into()
             }
+            Error::NoBf16 => {
+                "Run it on a card from the RTX 30 series on, or start a new run, which is planned for what this computer has."
+                    .into()
+            }
             Error::TooManyTokens { .. } | Error::TooLong { .. } => {
                 "Plan the run again with this length and micro-batch.".into()
             }
             Error::UnknownToken { .. } => "The tokenizer does not belong to this model; use the model's own.".into(),
             Error::NotFinite { .. } => {
                 "The last checkpoint is safe. Lower the learning rate or clip gradients, then resume.".into()
+            }
+            Error::BeyondF16 { .. } => {
+                "The last checkpoint is safe. Start a new run with compute set to f32, or a lower learning rate.".into()
             }
             Error::OutOfMemory(_) => FREE_MEMORY.into(),
             Error::NoBuffers | Error::Tensor(_) => {
@@ -139,6 +161,8 @@ pub struct Trainer {
     gradients: Tensor,
     moments: Moments,
     optimizer_steps: usize,
+    /// In f16.
+    loss_scale: Option<LossScale>,
     /// Of gradients and moments.
     _held: Held,
 }
@@ -177,7 +201,19 @@ impl Trainer {
         };
         model.place_adapter(&adapter, None)?;
         let (settings, buffers) = (settings.clone(), None);
-        Ok(Self { model, adapter, settings, layout, buffers, gradients, moments, optimizer_steps: 0, _held: held })
+        let loss_scale = (settings.compute == ComputeDtype::F16).then(LossScale::default);
+        Ok(Self {
+            model,
+            adapter,
+            settings,
+            layout,
+            buffers,
+            gradients,
+            moments,
+            optimizer_steps: 0,
+            loss_scale,
+            _held: held,
+        })
     }
 
     /// Makes the buffers of a step for `settings`, after giving back those there were. Adapter, gradients and optimizer are left as
@@ -236,7 +272,7 @@ impl Trainer {
             pass.forward(layer)?;
         }
         clear(&pass.batch.gradient)?;
-        pass.head(Some(1.0 / n_supervised_step as f32))?;
+        pass.head(Some(self.scale() / n_supervised_step as f32))?;
         for layer in (0..self.model.shape.n_layers).rev() {
             pass.backward(layer)?;
         }
@@ -287,10 +323,16 @@ impl Trainer {
         })
     }
 
+    /// What gradients are multiplied with until the optimizer divides by it: a power of two, 1 but in f16.
+    fn scale(&self) -> f32 {
+        self.loss_scale.map_or(1.0, |loss_scale| loss_scale.scale as f32)
+    }
+
     /// Clips, updates the adapter and clears the gradients. Where a gradient is not finite nothing is updated, and memory is taken before
-    /// the update only: after a lack of it the step can be taken again.
+    /// the update only: after a lack of it the step can be taken again, and in f16 after [`Self::halve_loss_scale`] too.
     pub fn optimizer_step(&mut self, learning_rate: f64) -> Result<StepStats, Error> {
-        let norm = sum_of_squares(&self.gradients)?.sqrt();
+        let scale = f64::from(self.scale());
+        let norm = sum_of_squares(&self.gradients)?.sqrt() / scale;
         if !norm.is_finite() {
             return Err(self.blame()?);
         }
@@ -302,13 +344,33 @@ impl Trainer {
             epsilon: s.epsilon,
             weight_decay: s.weight_decay,
             step: self.optimizer_steps + 1,
-            gradient_scale: clip_factor(norm, s.max_grad_norm),
+            gradient_scale: clip_factor(norm, s.max_grad_norm) / scale,
         };
         adamw(self.adapter.flat(), &self.gradients, &self.moments, &update)?;
         self.optimizer_steps += 1;
         self.place_adapter()?;
         clear(&self.gradients)?;
+        self.loss_scale = self.loss_scale.map(LossScale::after_a_good_step);
         Ok(StepStats { grad_norm: norm })
+    }
+
+    /// The scale of the loss, with what its next change depends on; none but in f16.
+    pub fn loss_scale(&self) -> Option<LossScale> {
+        self.loss_scale
+    }
+
+    /// Replaces it, as a resumed run does. Nothing changes but in f16.
+    pub fn set_loss_scale(&mut self, loss_scale: LossScale) {
+        self.loss_scale = self.loss_scale.map(|_| loss_scale);
+    }
+
+    /// After a gradient that was not finite: forgets the gradients and halves the scale, so that the step can be taken again from its
+    /// start. False where the loss is not scaled, or not any more.
+    pub fn halve_loss_scale(&mut self) -> Result<bool, Error> {
+        let Some(halved) = self.loss_scale.and_then(LossScale::halved) else { return Ok(false) };
+        clear(&self.gradients)?;
+        self.loss_scale = Some(halved);
+        Ok(true)
     }
 
     /// Back to before the first step: no gradients, empty moments, no updates made. The adapter stays as it is, so after an update
@@ -316,24 +378,29 @@ impl Trainer {
     pub fn forget_training(&mut self) -> Result<(), Error> {
         clear(&self.gradients)?;
         for (_, tensor) in self.moments.tensors() {
-            tensor.zero_set()?;
+            clear(tensor)?;
         }
         self.optimizer_steps = 0;
+        self.loss_scale = self.loss_scale.map(|_| LossScale::default());
         Ok(())
     }
 
     /// The last layer (the first the backward pass met) whose gradient is not finite.
     fn blame(&self) -> Result<Error, Error> {
+        let error = |layer, module| match self.loss_scale {
+            Some(LossScale { scale: 1, .. }) => Error::BeyondF16 { layer, module },
+            _ => Error::NotFinite { layer, module },
+        };
         let mut names: Vec<_> = self.adapter.names().collect();
         names.reverse();
         let gradients = self.adapter.with_flat(self.gradients.clone());
         for (layer, target) in names {
             let values = [gradients.a(layer, target), gradients.b(layer, target)];
             if values.iter().flatten().flatten().any(|g| !g.is_finite()) {
-                return Ok(Error::NotFinite { layer, module: target.module() });
+                return Ok(error(layer, target.module()));
             }
         }
-        Ok(Error::NotFinite { layer: 0, module: "the whole adapter" })
+        Ok(error(0, "the whole adapter"))
     }
 
     /// The adapter as it is now.
@@ -357,7 +424,7 @@ impl Trainer {
         &self.settings
     }
 
-    /// Gradients summed so far, by the adapter's names.
+    /// Gradients summed so far, by the adapter's names; in f16 times the scale of the loss.
     pub fn gradients(&self) -> Adapter {
         self.adapter.with_flat(self.gradients.clone())
     }

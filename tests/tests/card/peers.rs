@@ -19,7 +19,7 @@ use serde::Deserialize;
 const VARIABLE: &str = "HEARTH_CARD_GOLDENS";
 
 fn card_and_goldens() -> Option<(Device, PathBuf)> {
-    let card = super::card()?;
+    let card = super::card_for(ComputeDtype::Bf16)?;
     let folder = std::env::var_os(VARIABLE);
     if folder.is_none() {
         println!("skipped: {VARIABLE} names no folder written by tests/goldens/make/card.py on this card");

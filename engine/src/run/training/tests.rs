@@ -15,6 +15,7 @@ use crate::disk::faults::{Fault, arm, disarm};
 use crate::error::Explain;
 use crate::hardware::CardReading;
 use crate::ops::memory::{self, Site};
+use crate::step::LossScale;
 
 fn settings() -> Settings {
     Settings {
@@ -84,7 +85,7 @@ fn go_after(
     let saved_step = state.as_ref().map(|s| s.step);
     if let Some(state) = &state {
         let adapter = checkpoints.adapter(state.step, &Device::Cpu)?;
-        toy.restore(&adapter, &checkpoints.optimizer(state.step, &Device::Cpu)?, state.optimizer_steps)?;
+        toy.restore(&adapter, &checkpoints.optimizer(state.step, &Device::Cpu)?, state)?;
     }
     let mut watcher = |notice: Notice<'_>| {
         if let Notice::Event(line) = notice {
@@ -305,6 +306,91 @@ fn a_pause_holds_with_the_work_safe_until_it_may_go_on() {
     assert_eq!(toy.weights(), undisturbed(&settings).0.weights());
 }
 
+/// A learner whose loss is scaled, from `n_good_steps` good steps on.
+fn scaled(n_good_steps: u32, largest_scale: fn(usize) -> u32) -> Toy {
+    let mut toy = Toy::new();
+    toy.loss_scale = Some(LossScale { n_good_steps, ..LossScale::default() });
+    toy.largest_scale = largest_scale;
+    toy
+}
+
+/// The changes of the loss scale that an event says: steps done, before, after, how often halved.
+fn change_of_scale(event: &TrainEvent) -> Option<(usize, u32, u32, u32)> {
+    match event {
+        TrainEvent::LossScale { step, from, to, n_halved, .. } => Some((*step, *from, *to, *n_halved)),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_step_whose_gradient_overflows_is_taken_again_at_half_the_scale_and_loses_nothing() {
+    let (alone, alone_losses) = undisturbed(&settings());
+    let folder = tempfile::tempdir().unwrap();
+    let mut toy = scaled(0, |step| if step < 6 { 1 << 15 } else { 1 << 13 });
+    let mut said = Vec::new();
+    go(folder.path(), &settings(), &mut toy, &mut |event| said.extend(change_of_scale(event))).unwrap();
+    assert_eq!(said, [(0, 65_536, 32_768, 1), (6, 32_768, 16_384, 2), (6, 16_384, 8192, 3)]);
+    assert_eq!(toy.weights(), alone.weights());
+    assert_eq!(toy.steps, alone.steps, "every document once, in its step");
+    assert_eq!(losses(folder.path()), alone_losses);
+    assert_eq!(toy.optimizer_steps(), 17);
+    assert_eq!(toy.loss_scale, Some(LossScale { scale: 8192, n_good_steps: 11, n_halved: 3 }));
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_at_a_scale_of_1_either_ends_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut toy = scaled(0, |step| if step < 3 { u32::MAX } else { 0 });
+    let mut said = Vec::new();
+    let error = go(folder.path(), &settings(), &mut toy, &mut |event| said.extend(change_of_scale(event))).unwrap_err();
+    assert!(matches!(error, Error::Step(crate::step::Error::NotFinite { .. })), "{error:?}");
+    assert_eq!((said.len(), said[15]), (16, (3, 2, 1, 16)));
+    assert_eq!(toy.optimizer_steps(), 3);
+}
+
+#[test]
+fn a_resumed_run_goes_on_with_the_scale_it_had() {
+    // It grows after step 10, which is too much for step 13.
+    let new = || scaled(1990, |step| if step < 12 { u32::MAX } else { 1 << 16 });
+    let changes = [(10, 65_536, 131_072, 0), (12, 131_072, 65_536, 1)];
+    let folder = tempfile::tempdir().unwrap();
+    let mut alone = new();
+    let mut said = Vec::new();
+    go(folder.path(), &settings(), &mut alone, &mut |event| said.extend(change_of_scale(event))).unwrap();
+    assert_eq!(said, changes);
+    let last = Checkpoints::new(folder.path()).newest().0.unwrap();
+    assert_eq!(last.loss_scale, Some(LossScale { scale: 65_536, n_good_steps: 5, n_halved: 1 }));
+    for stop_after in [1, 9, 10, 11, 12, 13] {
+        let folder = tempfile::tempdir().unwrap();
+        let control = Control::new(folder.path());
+        let mut said = Vec::new();
+        let mut toy = new();
+        go(folder.path(), &settings(), &mut toy, &mut |event| {
+            said.extend(change_of_scale(event));
+            if matches!(event, TrainEvent::Step { step, .. } if *step == stop_after) {
+                control.ask_stop().unwrap();
+            }
+        })
+        .unwrap();
+        let mut toy = new();
+        go(folder.path(), &settings(), &mut toy, &mut |event| said.extend(change_of_scale(event))).unwrap();
+        assert_eq!(said, changes, "stopped after {stop_after}");
+        assert_eq!((toy.weights(), toy.loss_scale), (alone.weights(), alone.loss_scale), "stopped after {stop_after}");
+        assert_eq!(Checkpoints::new(folder.path()).newest().0.unwrap(), last, "stopped after {stop_after}");
+    }
+}
+
+#[test]
+fn a_loss_beyond_f16_ends_the_run_with_what_to_do() {
+    let settings = Settings { compute: ComputeDtype::F16, ..settings() };
+    let folder = tempfile::tempdir().unwrap();
+    let mut toy = scaled(0, |_| u32::MAX);
+    toy.nan_at = Some(7);
+    let error = go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap_err();
+    assert!(matches!(error, Error::BeyondF16 { what: "loss", step: 8, checkpoint: Some(5), .. }), "{error:?}");
+    assert!(error.to_string().contains("f16") && error.next_step().contains("f32"), "{error}");
+}
+
 fn some_plan() -> crate::plan::Plan {
     let config = serde_json::json!({ "model": "m", "data": { "path": "d" } });
     let shape = crate::model::ModelShape {
@@ -406,6 +492,15 @@ fn memory_that_runs_out_in_a_rehearsal_is_found_before_the_first_step_and_ends_n
         // Once is only tried again. After that the first rung is taken, and any further one is for the run itself to find out.
         assert_eq!((found.is_some(), told.rungs.len()), (n == 1, usize::from(n > 1)), "{n}: {told:?}");
     }
+}
+
+#[test]
+fn a_rehearsal_whose_gradients_overflow_is_whole_and_leaves_the_scale_as_it_was() {
+    let (found, toy, warnings) = rehearsed(scaled(0, |_| 1 << 14), None);
+    assert!(found.is_some_and(|found| found.optimizer_s > 0.0));
+    assert!(!warnings.contains(&"rehearsal.incomplete".to_string()), "{warnings:?}");
+    assert_eq!(toy.weights(), undisturbed(&settings()).0.weights());
+    assert_eq!(toy.loss_scale, Some(LossScale { scale: 1 << 14, n_good_steps: 17, n_halved: 2 }));
 }
 
 /// A clock that moves `each` at every look, from a moment in UTC, and a card of the temperature that `hot` says.
