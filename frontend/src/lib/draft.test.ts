@@ -7,11 +7,13 @@ import {
   applyRemedy,
   choicesOf,
   computeOf,
+  computesIn,
   divisors,
   forHardware,
   nextDivisor,
   openConfig,
   setAccumulation,
+  setCompute,
   setMicroBatch,
   setRank,
   suggestName,
@@ -115,9 +117,22 @@ const on = (compute_capability: string | null): Hardware =>
   ({ train_on: "card", cards: [{ compute_capability }] }) as Hardware;
 const processor = { train_on: "processor", cards: [{ compute_capability: "8.6" }] } as Hardware;
 
-test("a step computes in bf16 on cards that have it, in f32 elsewhere", () => {
-  expect(["7.5", "8.0", "8.9", "12.0", null].map((c) => computeOf(on(c)))).toEqual(["f32", ...Array(4).fill("bf16")]);
+test("a step computes in bf16 on cards that have it, in f16 on Turing, in f32 elsewhere", () => {
+  expect(["8.0", "8.9", "12.0", null].map((c) => computeOf(on(c)))).toEqual(Array(4).fill("bf16"));
+  expect(["7.0", "7.5"].map((c) => computeOf(on(c)))).toEqual(["f32", "f16"]);
   expect(computeOf(processor)).toBe("f32");
+  expect(computesIn(on("8.6"))).toEqual(["bf16", "f16", "f32"]);
+  expect(computesIn(on("7.5"))).toEqual(["f16", "f32"]);
+  expect(computesIn(processor)).toEqual(["f32"]);
+});
+
+test("what is computed in takes an exact base along and leaves NF4", () => {
+  const config = { ...openConfig(), base: "half" as const };
+  setCompute(config, "f32");
+  expect(config).toMatchObject({ compute: "f32", base: "f32" });
+  const quantised = { ...openConfig(), base: "nf4" as const };
+  setCompute(quantised, "f16");
+  expect(quantised).toMatchObject({ compute: "f16", base: "nf4" });
 });
 
 test("a wish for the exact base is one on every device, NF4 and no wish stay what they are", () => {
@@ -125,7 +140,8 @@ test("a wish for the exact base is one on every device, NF4 and no wish stay wha
     forHardware({ ...openConfig(), base: wish }, hardware).base;
   expect(base("f32", on("8.6"))).toBe("half");
   expect(base("half", processor)).toBe("f32");
-  expect(base("half", on("7.5"))).toBe("f32");
+  expect(base("f32", on("7.5"))).toBe("half");
+  expect(base("half", on("7.0"))).toBe("f32");
   expect(base("nf4", on("8.6"))).toBe("nf4");
   expect(base(null, on("8.6"))).toBeNull();
   expect(forHardware({ ...openConfig(), base: "half", compute: "f32" }, on("8.6")).base).toBe("f32");

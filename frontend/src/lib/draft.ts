@@ -144,14 +144,28 @@ export function applyRemedy(
 
 /** The form of the base that rounds nothing, for what the step computes in. */
 export function exactBase(compute: ComputeDtype): BaseFormat {
-  return compute === "bf16" ? "half" : "f32";
+  return compute === "f32" ? "f32" : "half";
 }
 
-/** What a step computes in unless the configuration says otherwise: bf16 on cards from compute capability 8.0. */
+/** What a step computes in unless the configuration says otherwise: bf16 on cards from compute capability 8.0, f16 on those of 7.5. */
 export function computeOf(hardware: Hardware): ComputeDtype {
   const card = hardware.train_on === "card" ? hardware.cards[0] : undefined;
-  const major = Number.parseInt(card?.compute_capability ?? "", 10);
-  return card && !(major < 8) ? "bf16" : "f32";
+  if (!card) return "f32";
+  const capability = Number.parseFloat(card.compute_capability ?? "");
+  if (capability < 7.5) return "f32";
+  return capability < 8 ? "f16" : "bf16";
+}
+
+/** What a step can compute in, the proposed first. */
+export function computesIn(hardware: Hardware): ComputeDtype[] {
+  const proposed = computeOf(hardware);
+  return proposed === "bf16" ? ["bf16", "f16", "f32"] : proposed === "f16" ? ["f16", "f32"] : ["f32"];
+}
+
+/** A wish for what to compute in takes one for the exact base along. */
+export function setCompute(config: RunConfig, compute: ComputeDtype) {
+  config.compute = compute;
+  if (config.base === "f32" || config.base === "half") config.base = exactBase(compute);
 }
 
 /** A wish for the exact base means another form on another device; the engine would call it a contradiction. */

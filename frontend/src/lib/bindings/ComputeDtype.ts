@@ -3,4 +3,4 @@
 /**
  * Element type the step computes in; sums, losses, norms, the adapter and its optimizer are in 32 bit in any case.
  */
-export type ComputeDtype = "f32" | "bf16";
+export type ComputeDtype = "f32" | "bf16" | "f16";

@@ -170,7 +170,27 @@ from: Rung,
 /**
  * From here on.
  */
-to: Rung, } | { "type": "warning", 
+to: Rung, } | { "type": "loss_scale", 
+/**
+ * Steps done.
+ */
+step: number, 
+/**
+ * A gradient that overflowed, in a step that is taken again, or many steps without one.
+ */
+reason: string, 
+/**
+ * Before.
+ */
+from: number, 
+/**
+ * From here on.
+ */
+to: number, 
+/**
+ * How often it was halved in this run.
+ */
+n_halved: number, } | { "type": "warning", 
 /**
  * Stable name.
  */

@@ -412,6 +412,7 @@ export const en = {
     embedding: "Embedding",
     embeddingHost: "embedding in memory",
     embeddingCard: "embedding on the card",
+    compute: "Computes in",
     hostMemory: "In system memory",
     inputs: "Inputs of the layers",
     inputsCard: "inputs on the card",

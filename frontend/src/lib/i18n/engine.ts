@@ -200,9 +200,22 @@ export function noteWords(note: Note, lang: Lang, f: Formatter): [string, string
       return [runWarningWords(note.code, note.message, lang), ""];
     case "rung":
       return lang === "zh" ? zhRung(note.from, note.to) : [note.reason, note.words];
+    case "scale":
+      return scaleWords(note, lang, f);
     case "pace":
       return [paceWords(note, lang, f), ""];
   }
+}
+
+/** What became of the scale of an f16 run's loss. */
+function scaleWords(note: Extract<Note, { kind: "scale" }>, lang: Lang, f: Formatter): [string, string] {
+  const [from, to, times] = [f.count(note.from), f.count(note.to), f.count(note.nHalved)];
+  if (lang === "en") return [note.reason, `It is ${to} from here on; halved ${times} times so far.`];
+  const why =
+    note.to < note.from
+      ? `损失缩放为 ${from} 时有梯度超出了 f16 的范围：用同样的样本重做这一步。`
+      : `损失缩放为 ${from} 时一直没有超出范围。`;
+  return [why, `此后为 ${to}；到目前为止减半了 ${times} 次。`];
 }
 
 function runWarningWords(code: string, message: string, lang: Lang): string {

@@ -95,8 +95,8 @@ test("every remedy that is a setting is said in Chinese", () => {
 
 test("the engine's newest refusals are said in Chinese, and none that it no longer has", () => {
   const said = (code: string) => explain({ code, message: "m", next_step: "n" }, "zh").original !== null;
-  const codes = ["plan.repeated_target", "plan.no_bf16", "plan.base_contradiction"];
-  for (const code of [...codes, "model.unknown_name", "model.not_here", "step.no_card", "step.unknown_token"])
+  const codes = ["plan.repeated_target", "plan.no_compute", "plan.base_contradiction"];
+  for (const code of [...codes, "model.unknown_name", "model.not_here", "step.no_card", "step.unknown_token", "run.beyond_f16"])
     expect(said(code), code).toBe(true);
   expect(said("plan.all_held_out")).toBe(false);
 });

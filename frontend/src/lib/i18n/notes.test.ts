@@ -58,6 +58,13 @@ test("what ran short of memory is said in Chinese with its values", () => {
   }
 });
 
+test("a change of the loss scale is said with its values and how often it was halved", () => {
+  const note: Note = { ...at, kind: "scale", reason: "A gradient overflowed.", from: 65536, to: 32768, nHalved: 3 };
+  expect(noteWords(note, "en", formatter("en")).join(" ")).toMatch(/^A gradient overflowed\. .*32,768.*3 times/);
+  expect(noteWords(note, "zh", zh).join("")).toMatch(/65,536.*f16.*同样的样本.*32,768.*3 次/);
+  expect(noteWords({ ...note, to: 131072 }, "zh", zh)[0]).not.toContain("重做");
+});
+
 test("a pause says until when where that is known, and an unknown reason stays in the engine's words", () => {
   const untilMs = new Date().setHours(7, 0, 0, 0);
   const pause: PaceNote = { ...at, kind: "pace", pace: "paused", code: "governor.quiet_hours", message: "m", untilMs };

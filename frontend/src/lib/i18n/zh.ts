@@ -407,6 +407,7 @@ export const zh: Dictionary = {
     embedding: "词嵌入",
     embeddingHost: "词嵌入在内存",
     embeddingCard: "词嵌入在显存",
+    compute: "计算类型",
     hostMemory: "放在系统内存",
     inputs: "各层的输入",
     inputsCard: "输入留在显卡",

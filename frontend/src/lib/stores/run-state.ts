@@ -49,6 +49,7 @@ export interface Sample {
 export type Note = { step: number; timeMs: number } & (
   | { kind: "warning"; code: string; message: string }
   | { kind: "rung"; reason: string; words: string; from: Rung; to: Rung }
+  | { kind: "scale"; reason: string; from: number; to: number; nHalved: number }
   | { kind: "pace"; pace: Pace; code: string; message: string; untilMs: number | null }
 );
 export type PaceNote = Extract<Note, { kind: "pace" }>;
@@ -214,6 +215,11 @@ function applyOne(state: RunState, line: EventLine): void {
     case "rung": {
       const { reason, words, from, to } = line;
       state.notes.push({ ...at, kind: "rung", reason, words, from, to });
+      break;
+    }
+    case "loss_scale": {
+      const { reason, from, to, n_halved: nHalved } = line;
+      state.notes.push({ ...at, kind: "scale", reason, from, to, nHalved });
       break;
     }
     case "governor": {
