@@ -71,8 +71,8 @@ pub(crate) fn test() -> Result<()> {
     build(with_toolkit(cargo())?)?;
     let mut tests = with_toolkit(cargo())?;
     tests.env("LD_LIBRARY_PATH", libraries()?);
-    // The workspace's library tests and those of whole steps: all that touches a card.
-    tests.args(["test", "--workspace", setup::FEATURES[0], FEATURES, "--lib", "--test", "card"]);
+    // The workspace's library tests, those of whole steps and those of whole runs: all that touches a card.
+    tests.args(["test", "--workspace", setup::FEATURES[0], FEATURES, "--lib", "--test", "card", "--test", "card_runs"]);
     process::run(&mut tests)
 }
 

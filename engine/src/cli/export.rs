@@ -109,7 +109,8 @@ impl<'a> Trained<'a> {
         let record = folder.record()?;
         let source = ModelSource::open(&record.given.model)?;
         let bundle = source.tokenizer()?;
-        let (adapter, step) = run::load_adapter(folder, &record, &source, which.step(folder)?)?;
+        let (adapter, step) =
+            run::load_adapter(folder, &record, &source, which.step(folder)?, &candle_core::Device::Cpu)?;
         Ok(Self { folder, record, source, bundle, adapter, step })
     }
 }

@@ -109,9 +109,10 @@ enum Command {
 }
 
 impl Command {
-    /// Whether it trains or says what would. Answers and exports are computed on the processor.
+    /// Whether it trains, says what would, or answers as was trained. Exports are computed on the processor.
     fn depends_on_card(&self) -> bool {
-        matches!(self, Command::Hardware(_) | Command::Plan(_) | Command::Train(_) | Command::Resume(_))
+        use Command::{Chat, Hardware, Plan, Resume, Score, Train};
+        matches!(self, Hardware(_) | Plan(_) | Train(_) | Resume(_) | Chat(_) | Score(_))
     }
 }
 

@@ -2,11 +2,15 @@
 
 use std::path::PathBuf;
 
+use candle_core::Device;
 use hearth_engine::config::{BaseFormat, LoraConfig};
 use hearth_engine::data::Encoder;
+use hearth_engine::hardware::{TrainOn, detect};
 use hearth_engine::model::weights::Precision;
 use hearth_engine::model::{Adapter, Model, ModelSource};
-use hearth_engine::run;
+use hearth_engine::plan::Family;
+use hearth_engine::run::{self, RunFolder, RunRecord};
+use hearth_engine::step;
 
 use super::failure::Failure;
 use super::{Context, export};
@@ -38,14 +42,39 @@ impl Pair {
         let bundle = source.tokenizer()?;
         source.check_vocabulary(&bundle)?;
         let encoder = Encoder::new(&bundle)?;
-        let (adapter, lora, base) = match (&folder, &record) {
-            (Some(folder), Some(record)) => {
-                let (adapter, _) = run::load_adapter(folder, record, &source, checkpoint.step(folder)?)?;
-                (Some(adapter), record.resolved.lora.clone(), record.resolved.base)
-            }
-            _ => (None, LoraConfig::none(), BaseFormat::F32),
+        let (Some(folder), Some(record)) = (&folder, &record) else {
+            let model = Model::load(&source, &LoraConfig::none(), Precision::f32(BaseFormat::F32), &Device::Cpu)?;
+            return Ok(Self { encoder, model, adapter: None });
         };
-        let model = Model::load(&source, &lora, Precision::f32(base), &candle_core::Device::Cpu)?;
-        Ok(Self { encoder, model, adapter })
+        let settings = &record.resolved;
+        let step = checkpoint.step(folder)?;
+        let load = |precision, device: &Device| -> Result<Self, Failure> {
+            let (adapter, _) = run::load_adapter(folder, record, &source, step, device)?;
+            let model = Model::load(&source, &settings.lora, precision, device)?;
+            Ok(Self { encoder: Encoder::new(&bundle)?, model, adapter: Some(adapter) })
+        };
+        match card(folder, record) {
+            Some(card) => load(settings.into(), &card),
+            None => load(Precision::f32(settings.base), &Device::Cpu),
+        }
     }
+}
+
+/// What answers want of a card beside the weights: CUDA itself, keys and values, the rows in flight.
+const BESIDE_WEIGHTS_BYTES: u64 = 5 << 29;
+
+/// The card that a run trained on, where this engine has kernels, the run has ended and there is room: then answers are computed as
+/// the training did. Elsewhere the processor gives them, in f32.
+fn card(folder: &RunFolder, record: &RunRecord) -> Option<Device> {
+    if record.resolved.train_on != TrainOn::Card || folder.is_running() {
+        return None;
+    }
+    let free_bytes = detect().training_card()?.memory_free_bytes?;
+    let plan = folder.plan().ok()?;
+    let weights = plan.items.iter().filter(|item| item.family == Family::Weights);
+    let needed_bytes = weights.map(|item| item.bytes).sum::<u64>() + BESIDE_WEIGHTS_BYTES;
+    if free_bytes < needed_bytes {
+        return None;
+    }
+    step::device(TrainOn::Card).ok()
 }

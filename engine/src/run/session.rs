@@ -469,7 +469,7 @@ pub fn prompts(record: &RunRecord, n: usize) -> Result<Vec<Prompt>, Error> {
     Ok(prompts.map(|(input_ids, (text, wanted))| Prompt { input_ids, text, wanted }).collect())
 }
 
-/// Puts the adapter of a run's checkpoint into memory: of `step`, or the best one, or the newest where none was
+/// Puts the adapter of a run's checkpoint into the device's memory: of `step`, or the best one, or the newest where none was
 /// evaluated. Returns it with its step.
 ///
 /// # Errors
@@ -479,6 +479,7 @@ pub fn load_adapter(
     record: &RunRecord,
     source: &ModelSource,
     step: Option<usize>,
+    device: &Device,
 ) -> Result<(Adapter, usize), Error> {
     let checkpoints = folder.checkpoints();
     let none = || Error::NoCheckpoint { id: folder.id().into(), step };
@@ -488,9 +489,8 @@ pub fn load_adapter(
         None => best_step(&checkpoints).ok_or_else(none)?,
     };
     checkpoints.verify(step)?;
-    let device = candle_core::Device::Cpu;
-    let saved = checkpoints.adapter(step, &device)?;
-    let mut adapter = Adapter::new(source.shape(), &record.resolved.lora, record.resolved.seed, &device)
+    let saved = checkpoints.adapter(step, &Device::Cpu)?;
+    let mut adapter = Adapter::new(source.shape(), &record.resolved.lora, record.resolved.seed, device)
         .map_err(|e| Error::Model(e.into()))?;
     set_adapter(&mut adapter, &saved)?;
     Ok((adapter, step))
