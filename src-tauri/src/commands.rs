@@ -194,11 +194,13 @@ pub(crate) struct PlanRequest {
     pub(crate) hardware: Hardware,
 }
 
+/// The plan, or its outline: what other choices would do is most of the work and of the answer.
 #[tauri::command]
-pub(crate) async fn plan(request: PlanRequest) -> Answer<Plan> {
+pub(crate) async fn plan(request: PlanRequest, outline: bool) -> Answer<Plan> {
     aside(move || {
         let PlanRequest { config, shape, stats, hardware } = request;
-        plan::plan(&shape, &stats, &config, &hardware).map_err(|e| e.report())
+        let plan = if outline { plan::outline } else { plan::plan };
+        plan(&shape, &stats, &config, &hardware).map_err(|e| e.report())
     })
     .await
 }

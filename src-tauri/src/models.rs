@@ -60,7 +60,7 @@ pub(crate) async fn model_fits(request: FitsRequest) -> Answer<Vec<ModelFit>> {
 
 fn model_fit(model: &CatalogueModel, request: &FitsRequest) -> ModelFit {
     let data = examples(request.stats.as_ref(), &model.shape);
-    let planned = plan::plan(&model.shape, &data, &request.config, &request.hardware);
+    let planned = plan::outline(&model.shape, &data, &request.config, &request.hardware);
     let (fit, refused) = match planned {
         Ok(plan) => {
             let fit = Fit {

@@ -251,24 +251,43 @@ impl Plan {
 /// # Errors
 /// Wishes that contradict each other or make no sense, and data without anything to learn; never a lack of memory.
 pub fn plan(shape: &ModelShape, data: &DataStats, config: &RunConfig, hardware: &Hardware) -> Result<Plan, Error> {
+    planned(shape, data, config, hardware, true)
+}
+
+/// [`plan`] without what other choices would do, which is most of its work: remedies, counterfactuals and alternatives
+/// are empty. For a slider that moves, and for lists of many models or cards.
+///
+/// # Errors
+/// Those of [`plan`].
+pub fn outline(shape: &ModelShape, data: &DataStats, config: &RunConfig, hardware: &Hardware) -> Result<Plan, Error> {
+    planned(shape, data, config, hardware, false)
+}
+
+fn planned(
+    shape: &ModelShape,
+    data: &DataStats,
+    config: &RunConfig,
+    hardware: &Hardware,
+    with_others: bool,
+) -> Result<Plan, Error> {
     check::check(shape, data, config, hardware)?;
     let sums = Sums::default();
     let task = Task::new(shape, data, hardware, &sums);
     let proposal = task.propose(config)?;
     let fits = proposal.fits();
-    let remedies = if fits { Vec::new() } else { remedy::remedies(&task, config, &proposal) };
+    let remedies = if fits || !with_others { Vec::new() } else { remedy::remedies(&task, config, &proposal) };
     let disk = disk(shape, &proposal.settings);
     Ok(Plan {
         fits,
         short_by_bytes: proposal.planned_bytes.saturating_sub(proposal.budget.budget_bytes),
         remedies,
-        reasons: reasons::reasons(&task, config, &proposal),
+        reasons: reasons::reasons(&task, config, &proposal, with_others),
         warnings: reasons::warnings(&task, config, &proposal),
         data: proposal.data,
         n_trained: trained(shape, &proposal.settings),
         disk_bytes: disk.checkpoints_bytes + disk.adapter_bytes + disk.merged_bytes,
         disk,
-        alternatives: alternatives(&task, config, &proposal),
+        alternatives: if with_others { alternatives(&task, config, &proposal) } else { Vec::new() },
         items: task.items(&proposal.settings),
         planned_bytes: proposal.planned_bytes,
         budget_bytes: proposal.budget.budget_bytes,

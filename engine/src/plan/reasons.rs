@@ -55,11 +55,12 @@ struct Writer<'a> {
     task: &'a Task<'a>,
     config: &'a RunConfig,
     proposal: &'a Proposal,
+    with_changes: bool,
 }
 
-/// One reason for each setting a person can choose.
-pub(super) fn reasons(task: &Task, config: &RunConfig, proposal: &Proposal) -> Vec<Reason> {
-    let w = Writer { task, config, proposal };
+/// One reason for each setting a person can choose, where wanted with what another value would do.
+pub(super) fn reasons(task: &Task, config: &RunConfig, proposal: &Proposal, with_changes: bool) -> Vec<Reason> {
+    let w = Writer { task, config, proposal, with_changes };
     let all = [
         Some(w.rank()),
         Some(w.length()),
@@ -85,6 +86,9 @@ impl Writer<'_> {
     }
 
     fn change(&self, value: String, with: impl FnOnce(&mut RunConfig)) -> Option<Change> {
+        if !self.with_changes {
+            return None;
+        }
         let mut config = self.config.clone();
         with(&mut config);
         // A counterfactual that makes no sense for this data is none.

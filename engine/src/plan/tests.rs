@@ -291,6 +291,19 @@ fn counterfactuals_are_reached_by_planning_their_configs() {
 }
 
 #[test]
+fn an_outline_is_the_plan_without_what_other_choices_would_do() {
+    for (shape, card) in [(llama_1b(), "rtx-3060-12gb"), (llama_8b(), "rtx-4060-8gb"), (llama_8b(), "rtx-2060-6gb")] {
+        let (data, hardware) = (examples(900, 50, 1500), computer(card));
+        let mut whole = plan(&shape, &data, &config(), &hardware).expect("planned");
+        (whole.remedies, whole.alternatives) = (Vec::new(), Vec::new());
+        for reason in whole.reasons.iter_mut().filter(|reason| reason.change.is_some()) {
+            (reason.change, reason.if_changed) = (None, String::new());
+        }
+        assert_eq!(outline(&shape, &data, &config(), &hardware).expect("outlined"), whole, "{card}");
+    }
+}
+
+#[test]
 fn bytes_grow_with_length_batch_and_rank() {
     let (shape, data, hardware) = (smollm(), examples(500, 20, 200), no_card());
     let bytes = |config: RunConfig| plan(&shape, &data, &config, &hardware).expect("planned").planned_bytes;

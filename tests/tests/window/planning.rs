@@ -13,8 +13,8 @@ use super::studio::{Driver, LATER, Outcome, SOON, Studio};
 const KEPT: &str = "窗口 settings";
 /// So that sliders move figures that can be seen.
 const ONE_BILLION: Size = Size { hidden: 2048, ffn: 8192, n_layers: 16 };
-/// Work of the page for one change of a slider, in milliseconds: one frame.
-const MOST_PAGE_MS: f64 = 16.0;
+/// From a change of a slider until it is laid out, in milliseconds: one frame.
+const MOST_MS: f64 = 16.0;
 
 /// A home of its own, a model of a real size and answers of uneven lengths, under a path with a space, Chinese and an
 /// emoji.
@@ -132,19 +132,18 @@ async fn sliders_move_bar_and_reasons(studio: &Studio) -> Outcome<()> {
         }
     }
     let times = studio.slide("slider-rank", "memory-bar", &[8, 64, 16, 96, 32, 48], 30).await?;
-    let (page, whole) = (undisturbed(times.iter().map(|t| t.0)), undisturbed(times.iter().map(|t| t.1)));
+    let (page, whole) = (median(times.iter().map(|t| t.0)), median(times.iter().map(|t| t.1)));
     println!("a slider shows in the bar after {whole:.1} ms, {page:.1} ms of them in the page");
-    if page > MOST_PAGE_MS {
-        return Err(format!("a change costs the page {page:.1} ms, more than {MOST_PAGE_MS}: {times:?}").into());
+    if whole > MOST_MS {
+        return Err(format!("a change shows after {whole:.1} ms, more than {MOST_MS}: {times:?}").into());
     }
     Ok(())
 }
 
-/// What the fastest tenth needs at most: whatever else the machine does only adds to it.
-fn undisturbed(values: impl Iterator<Item = f64>) -> f64 {
+fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
-    values[values.len() / 10]
+    values[values.len() / 2]
 }
 
 async fn the_rest_follows_what_is_fixed(studio: &Studio) -> Outcome<()> {

@@ -263,8 +263,8 @@ export function mockPlan(request: PlanRequest): Plan {
           : modes[recompute],
         "free_memory",
         "Everything kept fits, and nothing is computed twice.",
-        "Keep attention: −297 MiB, +2 min",
-        change("keep attention", -297 * MIB, 130, (c) => (c.recompute = "c1")),
+        "Part (C1): −297 MiB, +2 min",
+        change("Part (C1)", -297 * MIB, 130, (c) => (c.recompute = "c1")),
       ),
       reason(
         "optimizer",
@@ -347,4 +347,10 @@ export function mockPlan(request: PlanRequest): Plan {
           ]
         : [],
   };
+}
+
+/** Without what other choices would do. */
+export function outlineOf(plan: Plan): Plan {
+  const reasons = plan.reasons.map((reason) => (reason.change ? { ...reason, change: null, if_changed: "" } : reason));
+  return { ...plan, reasons, remedies: [], alternatives: [] };
 }

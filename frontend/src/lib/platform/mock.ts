@@ -23,7 +23,7 @@ import { openConfig } from "$lib/draft";
 
 import { MockGpu } from "./mock-gpu";
 import { mockCardTable, mockLargest, mockModelFits } from "./mock-models";
-import { mockPlan } from "./mock-plan";
+import { mockPlan, outlineOf } from "./mock-plan";
 import { mockProfiles } from "./mock-profiles";
 import type { CardFigures, CardTableRequest, ChatRequest, ExportRequest, FitsRequest, InspectRequest, PlanRequest, Preset, Profile } from "./types";
 
@@ -230,7 +230,7 @@ function inspection(request: InspectRequest | null): Inspection {
     n_truncated: 0,
     n_dropped_long: 0,
     model: { shape, notes: request === null ? ["Weights are Q4_1; they are trained on as 32-bit floats."] : [] },
-    encoder_notes: ["Every answer ends with <|im_end|>, which is learned."],
+    encoder_notes: ["The template prints the date; 26 Jul 2024 is used for all examples."],
     examples,
   } as unknown as Inspection;
 }
@@ -588,7 +588,7 @@ export function installMock(): void {
             `all 478 examples are longer than ${request.config.data.length} tokens (the shortest has about 72) and would be left out`,
             "Choose a length of at least 72, or set over_length to truncate.",
           );
-        return mockPlan(request);
+        return args.outline ? outlineOf(mockPlan(request)) : mockPlan(request);
       }
       case "model_fits":
         return mockModelFits(args.request as FitsRequest);

@@ -188,7 +188,8 @@ export interface Platform {
   inspect(request: InspectRequest): Promise<Inspection>;
   /** What a model is, found with one built-in example. */
   inspectModel(model: string): Promise<Inspection>;
-  plan(request: PlanRequest): Promise<Plan>;
+  /** An outline says nothing of what other choices would do, and comes sooner. */
+  plan(request: PlanRequest, outline: boolean): Promise<Plan>;
   /** Every published model on a computer. */
   modelFits(request: FitsRequest): Promise<ModelFit[]>;
   /** The longest text, the largest rank, the most sequences at once and the largest model that fit. */

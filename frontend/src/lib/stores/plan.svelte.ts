@@ -15,6 +15,23 @@ import { settings } from "./settings.svelte";
 /** Another card, beside the one that is planned for: a known one, or any of a memory size. */
 export type Compared = { card: string } | { gib: number };
 
+/** The wishes rest when none came for so long: then it is worth asking what other choices would do. */
+const REST_MS = 120;
+
+/** An outline with what other choices would do as it was last known. */
+function filled(outline: Plan, last: Plan): Plan {
+  const before = new Map(last.reasons.map((reason) => [reason.setting, reason]));
+  return {
+    ...outline,
+    remedies: outline.fits ? [] : last.remedies,
+    alternatives: last.alternatives,
+    reasons: outline.reasons.map((reason) => {
+      const { change = null, if_changed = "" } = before.get(reason.setting) ?? {};
+      return reason.if_changed === "" ? { ...reason, change, if_changed } : reason;
+    }),
+  };
+}
+
 /** Runs `work` when nothing else wants the thread. */
 function whenIdle(work: () => void): void {
   if (typeof requestIdleCallback === "function") requestIdleCallback(work, { timeout: 400 });
@@ -39,6 +56,8 @@ class PlanStore {
   /** Counts changes: what was asked for an earlier one is old. */
   #revision = 0;
   #asking = false;
+  /** What is shown of other choices is of an earlier wish, and is asked for when this runs out. */
+  #rest: ReturnType<typeof setTimeout> | null = null;
   /** Shape, data and computer of the last question: with others an earlier plan is not old but wrong. */
   #ground: unknown[] = [];
   #wanted = new Map<string, { hardware: Hardware; times: number }>();
@@ -87,6 +106,11 @@ class PlanStore {
     this.draft = { ...config, name: "", model: "", data: { ...config.data, path: "" } };
   }
 
+  /** Takes what the shown plan offers, unless a wish came since: that would be lost. */
+  accept(config: RunConfig): void {
+    if (!this.#asking && this.#rest === null) this.take(config);
+  }
+
   /** Takes the choices of kept settings; which columns and which evaluation file belong to the data and stay. */
   choose(choices: RunConfig): void {
     const { columns, evaluation_path } = this.draft.data;
@@ -108,6 +132,7 @@ class PlanStore {
   /** There is nothing to plan for any more. */
   forget(): void {
     this.#revision++;
+    this.#stir();
     this.#clear();
     this.busy = false;
   }
@@ -128,24 +153,40 @@ class PlanStore {
     return { config, shape: model.shape, stats: data.found.stats, hardware };
   }
 
-  /** Asks at once. While an answer is awaited the latest change waits, and those before it are passed over. */
-  async replan(): Promise<void> {
+  #stir(): void {
+    if (this.#rest !== null) clearTimeout(this.#rest);
+    this.#rest = null;
+  }
+
+  /**
+   * Asks at once, for the outline where there is a plan to fill it with; the whole follows when the wishes rest. While
+   * an answer is awaited the latest change waits, and those before it are passed over.
+   */
+  async replan(whole = false): Promise<void> {
     this.#revision++;
+    this.#stir();
     this.busy = true;
     if (this.#asking) return;
     this.#asking = true;
     let asked;
+    let outlined;
     do {
       asked = this.#revision;
-      await this.#ask(asked);
+      outlined = await this.#ask(asked, whole);
+      whole = false;
     } while (asked !== this.#revision);
     this.#asking = false;
-    this.#askElsewhere();
+    if (outlined) this.#rest = setTimeout(() => void this.replan(true), REST_MS);
+    else this.#askElsewhere();
   }
 
-  async #ask(asked: number): Promise<void> {
+  /** True where the answer was an outline. */
+  async #ask(asked: number, whole: boolean): Promise<boolean> {
     const request = this.request();
-    if (request === null) return this.#clear();
+    if (request === null) {
+      this.#clear();
+      return false;
+    }
     const { shape, stats, hardware } = request;
     if (this.#ground[0] !== shape || this.#ground[1] !== stats) {
       this.elsewhere = {};
@@ -154,17 +195,21 @@ class PlanStore {
     if (this.#ground.some((value, i) => value !== [shape, stats, hardware][i])) this.last = null;
     this.#ground = [shape, stats, hardware];
     const isSame = () => shape === model.shape && stats === data.found?.stats && hardware === card.hardware;
+    const { last } = this;
+    const outline = !whole && last !== null;
     try {
-      const plan = await platform.plan(request);
+      const answer = await platform.plan(request, outline);
       // While a slider moves, the answer before the last is nearer to it than what is on screen.
-      if (!isSame()) return;
-      this.plan = plan;
-      this.last = plan;
+      if (!isSame()) return false;
+      this.plan = this.last = outline ? filled(answer, last) : answer;
       this.error = null;
+      return outline;
     } catch (error) {
-      if (asked !== this.#revision) return;
-      this.plan = null;
-      this.error = toReport(error);
+      if (asked === this.#revision) {
+        this.plan = null;
+        this.error = toReport(error);
+      }
+      return false;
     }
   }
 
@@ -187,7 +232,7 @@ class PlanStore {
   }
 
   #askElsewhere(): void {
-    if (this.#idle || this.#asking) return;
+    if (this.#idle || this.#asking || this.#rest !== null) return;
     this.busy = this.#next() !== null;
     if (!this.busy) return;
     this.#idle = true;
@@ -207,7 +252,7 @@ class PlanStore {
       const [key, hardware] = next;
       const revision = this.#revision;
       const config = forHardware(request.config, hardware);
-      const plan = await platform.plan({ ...request, config, hardware }).catch(() => null);
+      const plan = await platform.plan({ ...request, config, hardware }, true).catch(() => null);
       if (revision === this.#revision) {
         this.#revisionOf.set(key, revision);
         this.elsewhere = { ...this.elsewhere, [key]: plan };

@@ -15,18 +15,25 @@ const computer = (name: string) =>
   ({ name, train_on: "card", cards: [{ name, memory_bytes: 8 * 2 ** 30, compute_capability: "8.6" }] }) as Hardware;
 
 /** Plans that are asked for and wait to be answered. */
-let asked: { request: PlanRequest; answer: () => void; refuse: () => void }[] = [];
+let asked: { request: PlanRequest; outline: boolean; answer: () => void; refuse: () => void }[] = [];
 const settled = () => new Promise((resolve) => setTimeout(resolve, 0));
 const later = () => new Promise((resolve) => setTimeout(resolve, 60));
+/** The wishes rest: the whole plan is asked for. */
+const rested = () => vi.waitUntil(() => asked.at(-1)?.outline === false);
 
 beforeEach(() => {
   asked = [];
   mockIPC((_, args) => {
-    const { request } = args as { request: PlanRequest };
+    const { request, outline } = args as { request: PlanRequest; outline: boolean };
     return new Promise((resolve, reject) => {
-      const plan = { of: request.hardware.name, rank: request.config.lora.rank };
+      const { rank } = request.config.lora;
+      const change = outline ? null : { value: `other than ${rank}` };
+      const reason = { setting: "rank", value: String(rank), change, if_changed: change?.value ?? "" };
+      const alternatives = outline ? [] : [{ name: `beside ${rank}` }];
+      const plan = { of: request.hardware.name, rank, fits: true, remedies: [], reasons: [reason], alternatives };
       asked.push({
         request,
+        outline,
         answer: () => resolve(plan),
         refuse: () => reject({ code: "plan.no_targets", message: "m", next_step: "n" }),
       });
@@ -65,7 +72,33 @@ test("a change is asked for at once, and of those made meanwhile only the last",
   asked[1]?.answer();
   await done;
   expect(shownRank()).toBe(24);
+});
+
+test("while wishes come outlines are asked for, and when they rest what other choices would do", async () => {
+  const others = () => [plan.plan?.alternatives[0]?.name, plan.plan?.reasons[0]?.if_changed];
+  void rank(8);
+  asked[0]?.answer();
+  await settled();
+  expect(asked[0]?.outline, "nothing is there that would fill it").toBe(false);
+  for (const next of [12, 16]) {
+    void rank(next);
+    asked.at(-1)?.answer();
+    await settled();
+  }
+  expect(asked.map(({ outline }) => outline)).toEqual([false, true, true]);
+  expect(plan.plan?.reasons[0]?.value).toBe("16");
+  expect(others(), "as last known").toEqual(["beside 8", "other than 8"]);
+  expect(plan.busy).toBe(true);
+  plan.accept(openConfig());
+  expect(plan.draft.lora.rank, "an offer of before does not take the wish back").toBe(16);
+  await rested();
+  expect(ranks()).toEqual([8, 12, 16, 16]);
+  asked.at(-1)?.answer();
+  await settled();
+  expect(others()).toEqual(["beside 16", "other than 16"]);
   expect(plan.busy).toBe(false);
+  plan.accept({ ...openConfig(), seed: 7 });
+  expect(plan.draft.seed).toBe(7);
 });
 
 test("an answer for another model or another card is not shown", async () => {
@@ -122,12 +155,12 @@ test("plans for other cards wait for the plan, come one at a time, and only whil
   await later();
   expect(Object.keys(plan.elsewhere), "c was for the wish before").toEqual(["a"]);
   asked[3]?.answer();
-  await later();
-  asked[4]?.answer();
-  await later();
-  asked[5]?.answer();
-  await later();
-  expect(names().slice(4)).toEqual(["a", "c"]);
+  await rested();
+  for (const i of [4, 5, 6]) {
+    asked[i]?.answer();
+    await later();
+  }
+  expect(names().slice(4), "when the wishes rest").toEqual(["here", "a", "c"]);
   expect(Object.keys(plan.elsewhere).sort()).toEqual(["a", "c"]);
   unwant[0]?.();
   unwant[2]?.();
@@ -137,12 +170,13 @@ test("busy is said from a wish until its plan and those beside it are there", as
   const unwant = plan.want("a", computer("a"));
   void rank(8);
   void rank(12);
-  for (const what of ["8", "12", "12 on a"]) {
+  for (const [i, what] of ["8", "outline of 12", "12", "12 on a"].entries()) {
+    await vi.waitUntil(() => asked.length === i + 1);
     expect(plan.busy, what).toBe(true);
-    asked.at(-1)?.answer();
-    await later();
+    asked[i]?.answer();
   }
-  expect(asked.length).toBe(3);
+  await later();
+  expect(asked.length).toBe(4);
   expect(plan.busy).toBe(false);
   unwant();
 });
@@ -159,10 +193,12 @@ test("the same card wanted twice is planned for once and until both are gone", a
   first();
   void rank(12);
   asked[2]?.answer();
-  await later();
-  expect(asked.length).toBe(4);
-  second();
+  await rested();
   asked[3]?.answer();
+  await later();
+  expect(asked.length).toBe(5);
+  second();
+  asked[4]?.answer();
 });
 
 test("a card that cannot be planned for is none, and does not hold up the next", async () => {
