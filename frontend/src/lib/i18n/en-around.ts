@@ -27,6 +27,7 @@ export const enAround = {
   },
   own: {
     describe: "Describe a card…",
+    choose: "Choose the card nearest to yours to describe one of your own.",
     edit: "Edit…",
     import: "Add a shared file…",
     share: "Share as a file…",

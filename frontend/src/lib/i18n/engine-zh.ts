@@ -135,6 +135,37 @@ export const zhPhrases: Record<string, string> = {
   columns: "自定义列",
 };
 
+/** What is unusual about a model, its template or a file of examples, with its values. */
+export const zhRemarks: readonly (readonly [RegExp, string])[] = [
+  [/^The weights(?: of (.+))? are quantised \((.+)\): .*$/, "权重是量化的（$2）：按文件中的权重训练和合并，而不是按原始权重。"],
+  [/^generation_config\.json sets (.+) although do_sample is not true; .*$/, "generation_config.json 设置了 $1，但 do_sample 不为 true；导出时保持原样。"],
+  [/^lm_head\.weight is in the weights but not used: .*$/, "权重里有 lm_head.weight，但不使用：tie_word_embeddings=true，词嵌入就是输出层。"],
+  [/^Tensors that the model does not use: (.+)\.$/, "模型不使用的张量：$1。"],
+  [/^(\d+) tensors are not part of a Llama model and are left out: (.+)\.$/, "$1 个张量不属于 Llama 模型，未使用：$2。"],
+  [/^The model has no chat template\. .*$/, "模型没有对话模板。对话和指令以 ### Instruction: 和 ### Response: 为标题书写，提示与回答首尾相连。"],
+  [/^The tokenizer names no end-of-sequence token: .*$/, "分词器没有结束词元：模型学不会停下。"],
+  [
+    /^The template ends turns with (.+) \((\d+)\), but the tokenizer's end-of-sequence token is (.+) \((\d+)\)\. .*$/,
+    "模板以 $1（$2）结束每一轮，而分词器的结束词元是 $3（$4）。学习前者；回答遇到任一个都会停下。",
+  ],
+  [/^The template ends turns with no special token; (.+) \((\d+)\) is learned .*$/, "模板不用特殊词元结束一轮；每段对话末尾学习 $1（$2）。"],
+  [/^Neither the template nor the tokenizer ends a turn: .*$/, "模板和分词器都不结束一轮：模型学不会停下。"],
+  [/^The template adds a system block to conversations without a system message: (.+)\.$/s, "对话没有系统消息时，模板会加上系统部分：$1。"],
+  [/^The template prints the date; (.+) is used for all examples\.$/, "模板会写出日期；所有样本都使用 $1。"],
+  [/^The template begins answers with (.+), which its conversations do not hold; .*$/s, "模板让回答以 $1 开头，而对话里没有它；学习时不含它。"],
+  [/^The template writes no (.+) \((\d+)\); .*$/, "模板不写 $1（$2）；像分词器处理文本那样加一次。"],
+  [/^The file was read as (.+), not UTF-8\. .*$/, "文件按 $1 而不是 UTF-8 读取。如果文字不对，请另存为 UTF-8 后重新打开。"],
+  [/^Some bytes are not (.+); they became U\+FFFD\.$/, "有些字节不是 $1，已变成 U+FFFD。"],
+  [
+    /^The columns' names are not of a known format\. Guessed: (.+) is the prompt and (.+) the answer\. .*$/,
+    "列名不属于已知格式。推测：$1 是提示，$2 是回答。如果不对，请另选列。",
+  ],
+  [/^(\d+) conversations? do(?:es)? not end with the assistant; .*$/, "$1 段对话不以助手结尾；最后一轮作为文本保留，但不学习。"],
+  [/^Columns are separated by (.+)\.$/, "各列以 $1 分隔。"],
+  [/^The rows were taken from the list under (.+)\.$/, "各行取自 $1 下的列表。"],
+  [/^The file holds one list per column \((.+)\); it was read as (\d+) rows\.$/, "文件中每列是一个列表（$1）；读作 $2 行。"],
+];
+
 /** Kinds of problems with rows. */
 export const zhProblems: Record<string, string> = {
   json_incomplete: "行不完整",

@@ -25,6 +25,7 @@ import {
   zhPhrases,
   zhProblems,
   zhReasons,
+  zhRemarks,
   zhRunWarnings,
   zhSettings,
   zhWarnings,
@@ -52,6 +53,12 @@ export function itemLabel(name: string, label: string, lang: Lang): string {
 /** A phrase of the engine that has no values in it, such as the name of a format. */
 export function phrase(text: string, lang: Lang): string {
   return (lang === "zh" ? zhPhrases[text] : enPhrases[text]) ?? text;
+}
+
+/** A sentence about a model or a file, as far as it is known. */
+export function remark(text: string, lang: Lang): string {
+  const known = lang === "zh" ? zhRemarks.find(([pattern]) => pattern.test(text)) : undefined;
+  return known ? text.replace(...known) : text;
 }
 
 const enPhrases: Record<string, string> = {

@@ -3,7 +3,7 @@ import { expect, test } from "vitest";
 import { formatter } from "$lib/format";
 
 import { en } from "./en";
-import { explain, itemLabel, remedyWords, valueWords } from "./engine";
+import { explain, itemLabel, remark, remedyWords, valueWords } from "./engine";
 import { systemLang } from "./index.svelte";
 import { zh } from "./zh";
 
@@ -83,6 +83,16 @@ test("a recompute of two kinds is said with both and with the layers", () => {
   expect(valueWords(value, "en")).toBe(value);
   expect(valueWords(value, "zh")).toBe("大部分重算（C0）；32 层中有 9 层部分重算（C1）");
   expect(valueWords("Part (C1); nothing (n) in 1 of 30 layers", "zh")).toBe("部分重算（C1）；30 层中有 1 层不重算（N）");
+});
+
+test("a remark about a model or a file keeps its values, and an unknown one the engine's words", () => {
+  const ends =
+    "The template ends turns with <|end|> (258), but the tokenizer's end-of-sequence token is </s> (2). The first is " +
+    "learned; answers stop at both.";
+  expect(remark(ends, "zh")).toMatch(/<\|end\|>（258）.*<\/s>（2）/);
+  expect(remark("1 conversation does not end with the assistant; its last turn is kept", "zh")).toMatch(/^1 段/);
+  expect(remark("The weights of SmolLM2 are quantised (Q4_1, Q6_K): they are", "zh")).toMatch(/Q4_1, Q6_K/);
+  for (const [text, lang] of [["Brand new.", "zh"], [ends, "en"]] as const) expect(remark(text, lang)).toBe(text);
 });
 
 test("every remedy that is a setting is said in Chinese", () => {

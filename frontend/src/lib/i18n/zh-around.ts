@@ -30,6 +30,7 @@ export const zhAround: Pick<Dictionary, keyof typeof enAround> = {
   },
   own: {
     describe: "描述一张卡…",
+    choose: "先选一张最接近的卡，再描述自己的卡。",
     edit: "编辑…",
     import: "添加共享的文件…",
     share: "另存为文件…",
