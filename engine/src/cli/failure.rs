@@ -132,7 +132,9 @@ impl From<run::Error> for Failure {
         use run::Error as E;
         let exit = match &e {
             E::NotFound { .. } | E::Busy { .. } | E::NotRunning { .. } | E::NoCheckpoint { .. } => Exit::NoRun,
-            E::DiskTooSmall { .. } | E::DiskFull { .. } | E::OutOfMemory { .. } => Exit::DoesNotFit,
+            E::DiskTooSmall { .. } | E::DiskFull { .. } | E::OutOfMemory { .. } | E::OverBudget { .. } => {
+                Exit::DoesNotFit
+            }
             E::Step(step::Error::OutOfMemory(_)) | E::Generate(generate::Error::OutOfMemory(_)) => Exit::DoesNotFit,
             E::Config { .. } | E::Folder { .. } | E::InputChanged { .. } | E::Damaged { .. } | E::Io { .. } => {
                 Exit::BadInput

@@ -46,6 +46,12 @@ pub enum Error {
         last_good(checkpoint)
     )]
     OutOfMemory { doing: &'static str, shortage: OutOfMemory, checkpoint: Option<usize> },
+    #[error(
+        "as rehearsed, this run takes {} with as little memory as it can do with, and {} are free for it",
+        format::bytes(*needed_bytes),
+        format::bytes(*budget_bytes)
+    )]
+    OverBudget { needed_bytes: u64, budget_bytes: u64 },
     #[error("the background process of run {id} ended before it took the run up{}", log_tail(tail))]
     DidNotStart { id: String, tail: String },
     #[error(transparent)]
@@ -152,6 +158,7 @@ impl Explain for Error {
             Error::NotFinite { .. } => "run.not_finite",
             Error::BeyondF16 { .. } => "run.beyond_f16",
             Error::OutOfMemory { .. } => "run.out_of_memory",
+            Error::OverBudget { .. } => "run.over_budget",
             Error::DidNotStart { .. } => "run.did_not_start",
             Error::Hardware(e) => e.code(),
             Error::Data(e) => e.code(),
@@ -204,6 +211,11 @@ impl Explain for Error {
             Error::OutOfMemory { .. } => {
                 "Close other programs that use this memory and take the run up with `hearth resume`, or start a new run \
                  with a shorter length, a lower rank or a smaller model."
+                    .into()
+            }
+            Error::OverBudget { .. } => {
+                "Start a new run: its plan counts what this one took, and proposes what fits or says what to change. Or close \
+                 other programs that use this memory and take this one up with `hearth resume`."
                     .into()
             }
             Error::DidNotStart { .. } => "Start it without --detach to see what happens.".into(),

@@ -39,8 +39,8 @@ pub(crate) trait Learner {
     fn forget(&mut self) -> Result<(), Error>;
     /// The next rung below `settings`.
     fn less(&self, settings: &Settings) -> Option<Rung>;
-    /// Planned peak with what there is, but for what the process takes beside all that a plan lists.
-    fn planned_bytes(&self) -> u64;
+    /// Planned peak of `settings`, but for what the process takes beside all that a plan lists.
+    fn planned_bytes(&self, settings: &Settings) -> u64;
     /// Forward and backward; gradients add up until the optimizer step. Returns the summed negative log-likelihood.
     fn micro_batch(&mut self, batch: &Batch, part: Part) -> Result<f64, Error>;
     /// Summed negative log-likelihood without a gradient.
@@ -134,8 +134,7 @@ impl Learner for Trainer {
         next_rung(&self.model().shape, settings)
     }
 
-    fn planned_bytes(&self) -> u64 {
-        let settings = self.settings();
+    fn planned_bytes(&self, settings: &Settings) -> u64 {
         plan::planned_bytes(&self.model().shape, settings) - plan::assumed_overhead_bytes(settings.train_on)
     }
 

@@ -293,6 +293,13 @@ fn run(
         rehearsed
     } else {
         rehearsed
+    if let Some(rehearsal) = rehearsed.as_ref().filter(|_| training.state.rung.is_none()) {
+        match training.keep_within(plan.budget_bytes, rehearsal) {
+            // Whoever takes it up all the same was told.
+            Err(Error::OverBudget { .. }) if !is_due => {}
+            other => other?,
+        }
+    }
     };
     training.expected = rehearsed.map(|rehearsal| rehearsal.pace());
     training.run()

@@ -14,7 +14,8 @@ use crate::model::ModelShape;
 use crate::model::shape::Rope;
 use crate::ops::memory::{Held, Site};
 use crate::plan::ladder::{Rung, next_rung};
-use crate::step::{self, LossScale};
+use crate::plan::layout::layout;
+use crate::step;
 
 const N: usize = 16;
 
@@ -72,6 +73,24 @@ impl Toy {
     }
 }
 
+/// The decoder that it stands for where bytes are counted.
+fn shape() -> ModelShape {
+    ModelShape {
+        family: "llama".into(),
+        hidden: 16,
+        n_layers: 3,
+        n_heads: 2,
+        n_kv_heads: 1,
+        head_dim: 8,
+        ffn: 32,
+        vocab_rows: 97,
+        rms_eps: 1e-5,
+        rope: Rope { theta: 10_000.0, scaling: None },
+        tied: true,
+        max_positions: 64,
+    }
+}
+
 /// Asks the gate for some memory, as the real learner does there.
 fn admit(held: &Held, n: usize, site: Site) -> Result<(), Error> {
     held.admit(4 * n as u64, &Device::Cpu, site).map_err(|e| Error::Step(step::Error::from(e)))
@@ -103,25 +122,11 @@ impl Learner for Toy {
     }
 
     fn less(&self, settings: &Settings) -> Option<Rung> {
-        let shape = ModelShape {
-            family: "llama".into(),
-            hidden: 16,
-            n_layers: 3,
-            n_heads: 2,
-            n_kv_heads: 1,
-            head_dim: 8,
-            ffn: 32,
-            vocab_rows: 97,
-            rms_eps: 1e-5,
-            rope: Rope { theta: 10_000.0, scaling: None },
-            tied: true,
-            max_positions: 64,
-        };
-        next_rung(&shape, settings)
+        next_rung(&shape(), settings)
     }
 
-    fn planned_bytes(&self) -> u64 {
-        0
+    fn planned_bytes(&self, settings: &Settings) -> u64 {
+        layout(&shape(), settings).buffer_bytes()
     }
 
     fn micro_batch(&mut self, batch: &Batch, part: Part) -> Result<f64, Error> {

@@ -20,6 +20,7 @@ use super::events::Events;
 use super::governor::{Action, Change, Governor};
 use super::learner::{Learner, Part};
 use super::memory::MemoryMeter;
+use super::rehearsal::Rehearsal;
 use super::schedule::{Schedule, dropout_seed};
 use super::{evaluation, interrupt};
 use crate::config::{ComputeDtype, Settings};
@@ -136,7 +137,7 @@ impl<L: Learner> Training<'_, '_, L> {
             let changes = Rung::of(self.settings).changes(rung);
             self.fitting = rung.apply(self.settings);
             self.events
-                .warn("run.on_rung", format!("Memory ran out earlier in this run. It goes on with {changes}."))?;
+                .warn("run.on_rung", format!("Memory was short earlier in this run. It goes on with {changes}."))?;
         }
         if self.state.ended.is_none() && self.state.step < self.settings.n_steps {
             self.events.phase("train")?;
@@ -297,7 +298,7 @@ impl<L: Learner> Training<'_, '_, L> {
     pub(super) fn ready(&mut self) -> Result<(), Error> {
         while !self.learner.is_ready() {
             match self.learner.allocate(&self.fitting) {
-                Ok(()) => self.memory.set_planned(self.learner.planned_bytes() + self.overhead_bytes),
+                Ok(()) => self.memory.set_planned(self.learner.planned_bytes(&self.fitting) + self.overhead_bytes),
                 Err(error) => self.make_room("the step's buffers", error)?,
             }
         }
@@ -318,10 +319,43 @@ impl<L: Learner> Training<'_, '_, L> {
                 .events
                 .warn("run.memory_retried", format!("{reason} What could be freed is, and it is tried again."));
         }
-        let from = Rung::of(&self.fitting);
         let Some(to) = self.learner.less(&self.fitting) else {
             return Err(Error::OutOfMemory { doing, shortage, checkpoint: self.saved_step });
         };
+        self.take_rung(to, reason)
+    }
+
+    /// After a rehearsal in which the run took more than it may: the same training on the first rung that does with `budget_bytes`,
+    /// counted with what was measured. Fails with [`Error::OverBudget`] where no rung does.
+    pub(super) fn keep_within(&mut self, budget_bytes: u64, rehearsal: &Rehearsal) -> Result<(), Error> {
+        let Some(overhead_bytes) = rehearsal.overhead_bytes else { return Ok(()) };
+        let needed_bytes = |settings: &Settings| self.learner.planned_bytes(settings).saturating_add(overhead_bytes);
+        let mut fitting = self.fitting.clone();
+        while needed_bytes(&fitting) > budget_bytes {
+            let Some(rung) = self.learner.less(&fitting) else {
+                return Err(Error::OverBudget { needed_bytes: needed_bytes(&fitting), budget_bytes });
+            };
+            fitting = rung.apply(&fitting);
+        }
+        let to = Rung::of(&fitting);
+        if to == Rung::of(&self.fitting) {
+            return Ok(());
+        }
+        let measured_bytes = rehearsal.measured.memory_bytes;
+        let reason = format!(
+            "The rehearsal took {}, {} more than planned, and {} are free for it.",
+            format::bytes(measured_bytes),
+            format::bytes(measured_bytes.saturating_sub(rehearsal.predicted.memory_bytes)),
+            format::bytes(budget_bytes),
+        );
+        self.learner.release()?;
+        self.overhead_bytes = overhead_bytes;
+        self.take_rung(to, reason)
+    }
+
+    /// Goes on on a rung further down, and says so.
+    fn take_rung(&mut self, to: Rung, reason: String) -> Result<(), Error> {
+        let from = Rung::of(&self.fitting);
         let words = format!(
             "From here on: {}. The sequences of a step, their order and all that is learned stay the same; only the time changes.",
             from.changes(to)

@@ -419,12 +419,7 @@ impl Trainer {
         self.buffers.as_ref().map(|buffers| buffers.slot.clone())
     }
 
-    /// How its steps are computed.
-    pub(crate) fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
-    /// Gradients summed so far, by the adapter's names; in f16 times the scale of the loss.
+    /// Gradients summed so far, by the adapter's names.
     pub fn gradients(&self) -> Adapter {
         self.adapter.with_flat(self.gradients.clone())
     }

@@ -494,13 +494,60 @@ fn memory_that_runs_out_in_a_rehearsal_is_found_before_the_first_step_and_ends_n
     }
 }
 
+/// Trains after a rehearsal that took `overhead_bytes` beside the buffers, with a budget of these and what `budget` says.
+fn rehearsed_over_budget(
+    overhead_bytes: u64,
+    budget: impl Fn(&Toy, &Settings) -> u64,
+) -> (Result<Outcome, Error>, Toy, Vec<(Rung, Rung, String)>) {
+    let (plan, folder, mut toy, mut rungs) = (some_plan(), tempfile::tempdir().unwrap(), Toy::new(), Vec::new());
+    let mut scene = Scene { plan: &plan, filled_bytes: &|_| 0, merge: &mut |_: &Toy| Ok(0.5) };
+    let mut first = |training: &mut Training<'_, '_, Toy>| {
+        let mut found = training.rehearse(&mut scene)?.expect("rehearsed");
+        found.overhead_bytes = Some(overhead_bytes);
+        let budget_bytes = budget(&*training.learner, training.settings) + overhead_bytes;
+        training.keep_within(budget_bytes, &found)?;
+        assert!(training.learner.planned_bytes(&training.fitting) + overhead_bytes <= budget_bytes);
+        // Said once, and kept to.
+        let rung = training.state.rung;
+        training.keep_within(budget_bytes, &found)?;
+        assert_eq!(training.state.rung, rung);
+        Ok(())
+    };
+    let mut watcher = |event: &TrainEvent| {
+        if let TrainEvent::Rung { from, to, reason, .. } = event {
+            rungs.push((*from, *to, reason.clone()));
+        }
+    };
+    let look = Governor::clock(|| None);
+    let outcome = go_after(&mut first, folder.path(), &settings(), look, &mut toy, &mut watcher);
+    (outcome, toy, rungs)
+}
+
 #[test]
-fn a_rehearsal_whose_gradients_overflow_is_whole_and_leaves_the_scale_as_it_was() {
-    let (found, toy, warnings) = rehearsed(scaled(0, |_| 1 << 14), None);
-    assert!(found.is_some_and(|found| found.optimizer_s > 0.0));
-    assert!(!warnings.contains(&"rehearsal.incomplete".to_string()), "{warnings:?}");
-    assert_eq!(toy.weights(), undisturbed(&settings()).0.weights());
-    assert_eq!(toy.loss_scale, Some(LossScale { scale: 1 << 14, n_good_steps: 17, n_halved: 2 }));
+fn a_rehearsal_over_budget_takes_the_first_rung_that_fits_before_the_first_step_and_changes_nothing_that_is_learned() {
+    let (alone, _) = undisturbed(&settings());
+    let (outcome, toy, rungs) = rehearsed_over_budget(1 << 30, |toy, settings| toy.planned_bytes(settings));
+    outcome.unwrap();
+    assert!(rungs.is_empty(), "what fits stays as it is: {rungs:?}");
+    assert_eq!(toy.weights(), alone.weights());
+    // One sequence at once is enough, and more than one byte less.
+    let halved = Settings { micro_batch: 1, accumulation: 6, ..settings() };
+    let (outcome, toy, rungs) = rehearsed_over_budget(1 << 30, |toy, _| toy.planned_bytes(&halved));
+    outcome.unwrap();
+    let [(from, to, reason)] = &rungs[..] else { panic!("{rungs:?}") };
+    assert_eq!((*from, to.micro_batch, to.accumulation), (Rung::of(&settings()), 1, 6));
+    assert!(reason.starts_with("The rehearsal took "), "{reason}");
+    assert_eq!(toy.weights(), alone.weights());
+}
+
+#[test]
+fn a_run_that_no_rung_brings_within_its_budget_ends_before_its_first_step() {
+    let (outcome, toy, rungs) = rehearsed_over_budget(1 << 30, |_, _| 0);
+    let error = outcome.expect_err("no rung takes nothing");
+    assert_eq!(error.code(), "run.over_budget");
+    assert!(error.to_string().contains("1 GiB are free"), "{error}");
+    assert!(error.next_step().contains("Start a new run"));
+    assert!(toy.steps.is_empty() && rungs.is_empty());
 }
 
 /// A clock that moves `each` at every look, from a moment in UTC, and a card of the temperature that `hot` says.

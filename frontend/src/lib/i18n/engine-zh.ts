@@ -74,6 +74,10 @@ export const zhErrors: Record<string, readonly [string, string]> = {
     "内存不足，已用最省内存的方式仍无法继续。",
     "关闭占用内存的其他程序后恢复运行，或用更短的长度、更低的秩或更小的模型开始新的运行。",
   ],
+  "run.over_budget": [
+    "预演表明：即使用最省内存的方式，此运行也超出了可用的内存。",
+    "请开始一个新的运行：它的方案会计入这次测得的用量，并给出放得下的设置或说明该改什么。也可以关闭占用内存的其他程序，再用 hearth resume 继续。",
+  ],
   "step.out_of_memory": ["内存不足。", "关闭占用内存的其他程序，或换用更小的模型或更短的长度。"],
   "model.out_of_memory": ["加载模型时内存不足。", "关闭占用内存的其他程序，或换用更小的模型。"],
   "generate.out_of_memory": ["生成回答时内存不足。", "关闭占用内存的其他程序，或换用更小的模型。"],
@@ -305,7 +309,7 @@ export const zhRunWarnings: Record<string, readonly [RegExp, (match: RegExpExecA
     /^(?:Memory ran out after step (\d+))?.*What could be freed is, and it is tried again\.$/,
     (m) => `${m[1] ? `第 ${m[1]} 步之后` : ""}内存不足：已释放能释放的部分，正在重试。`,
   ],
-  "run.on_rung": [/^Memory ran out earlier in this run\./, () => "此运行之前内存不足，现在以较省内存的方式继续；所学内容不变。"],
+  "run.on_rung": [/^Memory (?:ran out|was short) earlier in this run\./, () => "此运行之前内存不足，现在以较省内存的方式继续；所学内容不变。"],
   "run.evaluation_smaller": [
     /at most (\d+) tokens at once\.$/,
     (m) => `内存不足：评估改为一次最多 ${m[1]} 个词元。`,
@@ -336,10 +340,6 @@ export const zhRunWarnings: Record<string, readonly [RegExp, (match: RegExpExecA
   "rehearsal.more_memory": [
     /^The rehearsal took (.+), (.+) more than planned; it fits all the same\./,
     (m) => `预演用了 ${m[1]}，比方案多 ${m[2]}，仍然放得下。下一个方案会计入。`,
-  ],
-  "rehearsal.over_budget": [
-    /^The rehearsal took (.+), (.+) more than planned, and (.+) are free for it\./,
-    (m) => `预演用了 ${m[1]}，比方案多 ${m[2]}，而可用的是 ${m[3]}。运行会继续；内存不足时请关闭其他程序。下一个方案会计入。`,
   ],
   "rehearsal.incomplete": [
     /^Not everything could be rehearsed: (.+)\. The run goes on, by the plan\.$/,

@@ -10,7 +10,6 @@ import type { GpuSetup } from "$lib/bindings/GpuSetup";
 import type { PlanWarning } from "$lib/bindings/PlanWarning";
 import type { Reason } from "$lib/bindings/Reason";
 import type { Remedy } from "$lib/bindings/Remedy";
-import type { Rung } from "$lib/bindings/Rung";
 import type { Formatter, Lang } from "$lib/format";
 import type { Note, PaceNote } from "$lib/stores/run-state";
 
@@ -206,9 +205,7 @@ export function noteWords(note: Note, lang: Lang, f: Formatter): [string, string
     case "warning":
       return [runWarningWords(note.code, note.message, lang), ""];
     case "rung":
-      return lang === "zh" ? zhRung(note.from, note.to) : [note.reason, note.words];
-    case "scale":
-      return scaleWords(note, lang, f);
+      return lang === "zh" ? zhRung(note) : [note.reason, note.words];
     case "pace":
       return [paceWords(note, lang, f), ""];
   }
@@ -231,7 +228,7 @@ function runWarningWords(code: string, message: string, lang: Lang): string {
   return known && match ? known[1](match) : message;
 }
 
-function zhRung(from: Rung, to: Rung): [string, string] {
+function zhRung({ from, to, reason }: Extract<Note, { kind: "rung" }>): [string, string] {
   const changes: string[] = [];
   if (from.n_layers_cached !== to.n_layers_cached) changes.push("不再保留反量化的权重");
   if (from.head_rows !== to.head_rows) changes.push(`输出层一次 ${to.head_rows} 行（原为 ${from.head_rows} 行）`);
@@ -241,7 +238,11 @@ function zhRung(from: Rung, to: Rung): [string, string] {
     changes.push(`重算方式 ${to.recompute.toUpperCase()}（原为 ${from.recompute.toUpperCase()}）`);
   if (from.mlp_rows !== to.mlp_rows && to.mlp_rows !== null) changes.push(`MLP 一次 ${to.mlp_rows} 个词元`);
   if (from.offload_inputs !== to.offload_inputs) changes.push("各层的输入放在系统内存中等待");
-  return [`内存不足，此后：${changes.join("；")}。`, "每一步的序列、顺序和所学内容都不变，只影响用时。"];
+  const rehearsed = /^The rehearsal took (.+), (.+) more than planned, and (.+) are free for it\.$/.exec(reason);
+  const short = rehearsed
+    ? `预演用了 ${rehearsed[1]}，比方案多 ${rehearsed[2]}，而可用的是 ${rehearsed[3]}。此后：`
+    : "内存不足，此后：";
+  return [`${short}${changes.join("；")}。`, "每一步的序列、顺序和所学内容都不变，只影响用时。"];
 }
 
 /** Name of what the engine is doing. */
