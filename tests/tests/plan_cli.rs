@@ -39,6 +39,10 @@ fn a_plan_for_a_card_and_a_model_that_are_not_here_is_whole() {
     assert_eq!(plan.items.iter().map(|item| item.bytes).sum::<u64>(), plan.planned_bytes);
     assert!(plan.planned_bytes <= plan.budget_bytes && plan.budget_bytes < 12 << 30);
     assert!(plan.budget.device.contains("RTX 3060"), "{:?}", plan.budget);
+    // The embedding of an untied model waits in system memory.
+    let host = plan.host.as_ref().expect("there is a card");
+    assert_eq!(host.items.iter().map(|item| item.bytes).sum::<u64>(), host.bytes);
+    assert!(host.bytes > 1 << 30 && host.bytes <= host.budget_bytes && host.budget_bytes < host.free_bytes, "{host:?}");
     assert_eq!((plan.data.n_train + plan.data.n_held_out, plan.data.max_tokens), (1000, 2048));
     for setting in ["rank", "length", "packing", "batch", "recompute", "optimizer", "base"] {
         let reason = plan.reasons.iter().find(|reason| reason.setting == setting);
@@ -56,6 +60,7 @@ fn a_plan_for_a_card_and_a_model_that_are_not_here_is_whole() {
     for item in plan.items.iter().filter(|item| item.bytes > 0) {
         assert!(said.out.contains(&item.label), "{}: {said:?}", item.label);
     }
+    assert!(said.out.contains("Embeddings in system memory") && said.out.contains("pinned there"), "{said:?}");
     for reason in &plan.reasons {
         assert!(said.out.contains(&reason.why) && said.out.contains(&reason.if_changed), "{reason:?}: {said:?}");
     }

@@ -169,7 +169,7 @@ fn exit_of_model(e: &model::Error) -> Exit {
 
 fn exit_of_plan(e: &plan::Error) -> Exit {
     match e {
-        plan::Error::DoesNotFit { .. } => Exit::DoesNotFit,
+        plan::Error::DoesNotFit { .. } | plan::Error::NoHostMemory { .. } => Exit::DoesNotFit,
         _ => Exit::BadInput,
     }
 }

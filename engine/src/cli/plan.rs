@@ -124,7 +124,7 @@ pub(crate) fn run(context: &Context, mut args: Args) -> Result<Exit, Failure> {
         show(&plan, &assumed)?;
     }
     // A plan that does not fit is an answer; only starting it is refused. The exit status says it to scripts.
-    Ok(if plan.fits { Exit::Done } else { Exit::DoesNotFit })
+    Ok(if plan.require_fit().is_ok() { Exit::Done } else { Exit::DoesNotFit })
 }
 
 fn assume_others(hardware: &Hardware, others_bytes: u64, assumed: &mut Vec<String>) {
@@ -428,6 +428,16 @@ fn show(plan: &Plan, assumed: &[String]) -> Result<(), Failure> {
         emit(&format!("  {:>11}  {}", format::bytes(item.bytes), item.label))?;
     }
     emit(&total(plan))?;
+    if let Some(host) = plan.host.as_ref().filter(|host| host.bytes > 0) {
+        for item in &host.items {
+            emit(&format!("  {:>11}  {} in system memory", format::bytes(item.bytes), item.label))?;
+        }
+        let (bytes, free) = (format::bytes(host.bytes), format::bytes(host.free_bytes));
+        emit(&format!(
+            "  {bytes:>11}  pinned there, of {free} free; a plan pins {} at most",
+            format::bytes(host.budget_bytes)
+        ))?;
+    }
     for reason in &plan.reasons {
         emit(&format!("{} = {}: {}", reason.setting, reason.value, reason.why))?;
         if !reason.if_changed.is_empty() {
@@ -445,6 +455,9 @@ fn show(plan: &Plan, assumed: &[String]) -> Result<(), Failure> {
         emit(&format!("{}: {}", other.title, other.words))?;
     }
     if let Err(e) = plan.require_fit() {
+        if plan.fits {
+            return emit(&format!("It cannot start: {e}. {}", e.next_step()));
+        }
         emit(&format!("It does not fit: {e}. Least harm first, each with those before it:"))?;
         for remedy in &plan.remedies {
             let saved = match remedy.saves_bytes {

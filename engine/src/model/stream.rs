@@ -29,7 +29,8 @@ pub(crate) fn device_bytes(groups: &[GroupShape], n_streamed: usize) -> usize {
     N_SLOTS * place_bytes(groups) + n_streamed * elements(groups).map(Nf4::scale_bytes).sum::<usize>()
 }
 
-const N_SLOTS: usize = 2;
+/// Layers that are streamed take turns in as many places.
+pub(crate) const N_SLOTS: usize = 2;
 
 /// Scales of a layer's absmax codes.
 fn n_scales(groups: &[GroupShape]) -> usize {

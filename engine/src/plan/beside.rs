@@ -10,6 +10,7 @@ use crate::config::{BaseFormat, Settings, Target};
 use crate::generate::{Asked, most_bytes};
 use crate::hardware::TrainOn;
 use crate::model::ModelShape;
+use crate::ops::attention;
 
 /// Most tokens of an answer to a held-out prompt at an evaluation.
 pub const SAMPLE_TOKENS: usize = 64;
@@ -41,6 +42,11 @@ pub(super) fn items(shape: &ModelShape, settings: &Settings) -> Vec<PlanItem> {
     layout.items.iter().chain(&beside).map(PlanItem::from).collect()
 }
 
+/// The lines of the system memory that waits for a card.
+pub(super) fn host_items(shape: &ModelShape, settings: &Settings) -> Vec<PlanItem> {
+    layout::layout(shape, settings).host_items.iter().map(PlanItem::from).collect()
+}
+
 /// What there is beside the buffers of the step.
 fn beside(shape: &ModelShape, settings: &Settings, layout: &Layout) -> Vec<Item> {
     let item = |name, label, family, bytes, changed_by| Item { name, label, family, bytes, changed_by };
@@ -65,6 +71,14 @@ pub fn assumed_overhead_bytes(train_on: TrainOn) -> u64 {
     match train_on {
         TrainOn::Card => layout::RUNTIME_BYTES + CARD_OVERHEAD_BYTES,
         TrainOn::Processor => layout::RUNTIME_BYTES,
+    }
+}
+
+/// Scratch of the attention, which every thread of the processor has of its own.
+pub(super) fn scratch_bytes(settings: &Settings, n_threads: usize) -> u64 {
+    match settings.train_on {
+        TrainOn::Card => 0,
+        TrainOn::Processor => attention::scratch_bytes(settings.length, n_threads),
     }
 }
 
@@ -120,7 +134,7 @@ fn loading_bytes(shape: &ModelShape, settings: &Settings, layout: &Layout) -> u6
 pub(super) struct Sum {
     /// Of the device that trains.
     pub(super) planned_bytes: u64,
-    /// Of system memory beside a card, without the embedding.
+    /// Of system memory beside a card.
     pub(super) host_bytes: u64,
 }
 
@@ -129,7 +143,8 @@ impl Sum {
         let layout = layout::layout(shape, settings);
         let beside = beside(shape, settings, &layout);
         let bytes = layout.items.iter().chain(&beside).map(|item| item.bytes);
-        Sum { planned_bytes: bytes.fold(0, u64::saturating_add), host_bytes: layout.host_bytes }
+        let host_bytes = layout.host_items.iter().map(|item| item.bytes).fold(0, u64::saturating_add);
+        Sum { planned_bytes: bytes.fold(0, u64::saturating_add), host_bytes }
     }
 }
 

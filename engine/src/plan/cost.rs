@@ -163,7 +163,8 @@ const LEAST_PAST: usize = 3;
 const MOST_PAST: usize = 20;
 const LEAST_PLUS_MINUS: f64 = 0.02;
 
-fn plus_minus(hardware: &Hardware, basis: Basis) -> f64 {
+/// Half width of the range to expect around a time of this basis.
+pub(super) fn plus_minus(hardware: &Hardware, basis: Basis) -> f64 {
     let mine = |p: &&Prediction| p.device == hardware.device_name() && p.basis == basis;
     let past = hardware.measurements.predictions.iter().rev().filter(mine).take(MOST_PAST);
     let mut off: Vec<f64> =
@@ -179,14 +180,26 @@ fn plus_minus(hardware: &Hardware, basis: Basis) -> f64 {
     off[(off.len() * 9).div_ceil(10) - 1].max(LEAST_PLUS_MINUS)
 }
 
-/// Bytes that runs on this hardware took beside their buffers. Of this model what it took itself; of another one the most that any
-/// took, and no less than `assumed`.
-pub(super) fn overhead_bytes(hardware: &Hardware, shape: &ModelShape, assumed: u64) -> u64 {
-    let key = model_key(shape);
-    let mine = || hardware.measurements.overheads.iter().filter(|o| o.device == hardware.device_name());
-    match mine().find(|overhead| overhead.model == key) {
-        Some(measured) => measured.bytes,
-        None => mine().map(|overhead| overhead.bytes).fold(assumed, u64::max),
+/// Bytes that runs on some hardware took beside their buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Overhead {
+    /// Of this model.
+    own: Option<u64>,
+    /// The most that any model took.
+    most: u64,
+}
+
+impl Overhead {
+    pub(super) fn measured(hardware: &Hardware, shape: &ModelShape) -> Self {
+        let key = model_key(shape);
+        let mine = || hardware.measurements.overheads.iter().filter(|o| o.device == hardware.device_name());
+        let own = mine().find(|overhead| overhead.model == key).map(|overhead| overhead.bytes);
+        Self { own, most: mine().map(|overhead| overhead.bytes).max().unwrap_or(0) }
+    }
+
+    /// Of this model what it took itself; where it has not run, the most that others took, and no less than `assumed`.
+    pub(super) fn bytes(self, assumed: u64) -> u64 {
+        self.own.unwrap_or(self.most.max(assumed))
     }
 }
 
@@ -317,13 +330,24 @@ fn calculated(shape: &ModelShape, rates: &Rates, compute: ComputeDtype, load: &L
 pub(super) struct Speed {
     pub(super) tokens_per_s: f64,
     pub(super) basis: Basis,
-    pub(super) plus_minus: f64,
 }
 
-/// Tokens per second, measured where it was, else converted from the nearest measurement, else calculated.
+/// Rates of this model on this hardware: another model's says little about this one's operations.
+pub(super) fn measured<'h>(hardware: &'h Hardware, shape: &ModelShape) -> Vec<&'h MeasuredRate> {
+    let key = model_key(shape);
+    let is_mine = |rate: &&MeasuredRate| {
+        (rate.device == hardware.device_name() && rate.model == key)
+            && rate.tokens_per_s.is_finite()
+            && rate.tokens_per_s > 0.0
+    };
+    hardware.measurements.rates.iter().filter(is_mine).collect()
+}
+
+/// Tokens per second, measured where it was, else converted from the nearest of what was `measured`, else calculated.
 pub(super) fn speed(
     shape: &ModelShape,
     hardware: &Hardware,
+    measured: &[&MeasuredRate],
     settings: &Settings,
     load: &Load,
     attended: f64,
@@ -331,7 +355,6 @@ pub(super) fn speed(
 ) -> Speed {
     let rates = rates(hardware);
     let plain = calculated(shape, &rates, settings.compute, load);
-    let key = model_key(shape);
     let ratio = |measured: usize, here: f64| (measured.max(1) as f64 / here.max(1.0)).ln().abs();
     let mix = |rate: &MeasuredRate| Mix::new(rate.recompute, rate.n_layers_eased, shape.n_layers);
     // How far off a measurement is: first what it computed, then how long and how many its sequences were.
@@ -340,20 +363,14 @@ pub(super) fn speed(
         let size = ratio(rate.micro_batch_tokens, load.tokens) + length;
         (rate.base != load.base, mix(rate) != load.recompute, rate.compute.is_none(), size)
     };
-    // Another model's rate says little about this one's operations, and neither does another type's.
-    let is_mine = |rate: &&MeasuredRate| {
-        (rate.device == hardware.device_name() && rate.model == key)
-            && rate.compute.is_none_or(|compute| compute == settings.compute)
-            && rate.tokens_per_s.is_finite()
-            && rate.tokens_per_s > 0.0
-    };
-    let nearest = hardware.measurements.rates.iter().filter(is_mine).min_by(|a, b| {
+    // Another type's speed says nothing of this one's.
+    let is_alike = |rate: &&&MeasuredRate| rate.compute.is_none_or(|compute| compute == settings.compute);
+    let nearest = measured.iter().filter(is_alike).min_by(|a, b| {
         let (a, b) = (distance(a), distance(b));
         (a.0, a.1, a.2).cmp(&(b.0, b.1, b.2)).then(a.3.total_cmp(&b.3))
     });
     let Some(rate) = nearest else {
-        let basis = Basis::Calculated;
-        return Speed { tokens_per_s: plain, basis, plus_minus: plus_minus(hardware, basis) };
+        return Speed { tokens_per_s: plain, basis: Basis::Calculated };
     };
     // Sequences of another limit are taken to be longer or shorter alike.
     let longer = if rate.length == 0 { 1.0 } else { rate.length as f64 / settings.length.max(1) as f64 };
@@ -370,7 +387,7 @@ pub(super) fn speed(
     // Nothing of what is remembered was measured in parts or over a link.
     let same = !other_base && !other_mode && !settings.is_stretched() && size < 2f64.ln();
     let basis = if same { Basis::Measured } else { Basis::Scaled };
-    Speed { tokens_per_s, basis, plus_minus: plus_minus(hardware, basis) }
+    Speed { tokens_per_s, basis }
 }
 
 #[cfg(test)]
@@ -435,7 +452,7 @@ mod tests {
     fn an_overhead_of_this_model_is_taken_as_measured_and_of_others_only_where_it_is_more() {
         let mut hardware = crate::hardware::profile("no-card").expect("bundled").hardware();
         let shape = llama_1b();
-        assert_eq!(overhead_bytes(&hardware, &shape, 100), 100);
+        assert_eq!(Overhead::measured(&hardware, &shape).bytes(100), 100);
         let device = hardware.device_name().to_string();
         let measured = |model: &str, bytes| crate::hardware::MeasuredOverhead {
             device: device.clone(),
@@ -445,11 +462,11 @@ mod tests {
         };
         let (less, more, own) = (measured("a", 50), measured("b", 200), measured(&model_key(&shape), 70));
         hardware.measurements.overheads = vec![less.clone()];
-        assert_eq!(overhead_bytes(&hardware, &shape, 100), 100);
+        assert_eq!(Overhead::measured(&hardware, &shape).bytes(100), 100);
         hardware.measurements.overheads = vec![less.clone(), more.clone()];
-        assert_eq!(overhead_bytes(&hardware, &shape, 100), 200);
+        assert_eq!(Overhead::measured(&hardware, &shape).bytes(100), 200);
         hardware.measurements.overheads = vec![less, more, own];
-        assert_eq!(overhead_bytes(&hardware, &shape, 100), 70);
+        assert_eq!(Overhead::measured(&hardware, &shape).bytes(100), 70);
     }
 
     #[test]

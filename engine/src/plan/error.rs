@@ -12,6 +12,11 @@ pub enum Error {
         format::bytes(needed_bytes.saturating_sub(*budget_bytes))
     )]
     DoesNotFit { device: String, needed_bytes: u64, budget_bytes: u64, remedies: Vec<Remedy> },
+    #[error(
+        "{} of system memory are to be pinned for what waits there and {} are free",
+        format::bytes(*needed_bytes), format::bytes(*free_bytes)
+    )]
+    NoHostMemory { needed_bytes: u64, free_bytes: u64 },
     #[error("micro_batch {micro_batch} times accumulation {accumulation} is not effective_batch {effective_batch}")]
     BatchContradiction { micro_batch: usize, accumulation: usize, effective_batch: usize },
     #[error("effective_batch {effective_batch} cannot be divided by {field} {value}")]
@@ -40,6 +45,7 @@ impl Explain for Error {
     fn code(&self) -> &'static str {
         match self {
             Error::DoesNotFit { .. } => "plan.does_not_fit",
+            Error::NoHostMemory { .. } => "plan.no_host_memory",
             Error::BatchContradiction { .. } => "plan.batch_contradiction",
             Error::BatchNotDivisible { .. } => "plan.batch_not_divisible",
             Error::NoCompute { .. } => "plan.no_compute",
@@ -59,6 +65,9 @@ impl Explain for Error {
             Error::DoesNotFit { remedies, .. } => {
                 let steps: Vec<&str> = remedies.iter().map(|remedy| remedy.words.as_str()).collect();
                 format!("Least harm first: {}", steps.join(" Then: "))
+            }
+            Error::NoHostMemory { .. } => {
+                "Leave embedding_on_host, offload_inputs and n_layers_streamed out: a plan lets wait there what has room.".into()
             }
             Error::BatchContradiction { micro_batch, accumulation, .. } => format!(
                 "Leave one of the three out, or set effective_batch to {}.",

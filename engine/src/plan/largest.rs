@@ -102,57 +102,82 @@ pub struct NextLarger {
     pub planned_bytes: u64,
 }
 
-/// A range of values, and the config that asks for each.
-struct Ladder<'a> {
-    quantity: Quantity,
-    /// Ascending.
-    values: Vec<usize>,
-    /// What ends the range itself.
-    end: Bound,
-    config: &'a dyn Fn(usize) -> RunConfig,
-    plan: &'a dyn Fn(&RunConfig) -> Result<Proposal, Error>,
-    /// [`remedies`] for what does not fit even at the least value.
-    remedies: &'a dyn Fn(&RunConfig, &Proposal) -> Vec<super::Remedy>,
+impl Quantity {
+    /// `config` with `value` of this; all but a length are asked for at the `length` that is usual.
+    fn of(self, config: &RunConfig, length: usize, value: usize) -> RunConfig {
+        let mut config = config.clone();
+        config.data.length = Some(length);
+        match self {
+            Quantity::Length => {
+                (config.data.length, config.micro_batch) = (Some(value), Some(1));
+                if config.accumulation.is_some() {
+                    config.effective_batch = None;
+                }
+            }
+            Quantity::Rank => with_rank(&mut config, value),
+            Quantity::MicroBatch => {
+                (config.micro_batch, config.accumulation, config.effective_batch) = (Some(value), Some(1), None);
+            }
+            Quantity::Model => {}
+        }
+        config
+    }
 }
 
-impl Ladder<'_> {
-    /// Climbs as far as memory goes.
-    fn climb(&self, usual: Option<TimeEstimate>) -> Result<Largest, Error> {
-        let at = |i: usize| -> Result<(RunConfig, Proposal), Error> {
-            let config = (self.config)(self.values[i]);
-            let proposal = (self.plan)(&config)?;
-            Ok((config, proposal))
+/// Climbs `values`, which ascend and end for `end`, as far as memory goes.
+fn climb(
+    quantity: Quantity,
+    (values, end): (Vec<usize>, Bound),
+    shape: &ModelShape,
+    data: &DataStats,
+    config: &RunConfig,
+    hardware: &Hardware,
+) -> Result<Largest, Error> {
+    check::check(shape, data, config, hardware)?;
+    let sums = Sums::default();
+    let task = Task::new(shape, data, hardware, &sums);
+    let usual = task.propose(config)?;
+    let at = |i: usize| {
+        let task = match quantity {
+            // The data is as long as the sequence that is asked for.
+            Quantity::Length => Task::new(shape, &assumed_examples(values[i]), hardware, &sums),
+            _ => task.clone(),
         };
-        let (mut config, mut best) = at(0)?;
-        if !best.fits() {
-            return Err(Error::DoesNotFit {
-                device: best.budget.device.clone(),
-                needed_bytes: best.planned_bytes,
-                budget_bytes: best.budget.budget_bytes,
-                remedies: (self.remedies)(&config, &best),
-            });
-        }
-        // `fitting` fits and `beyond` does not, or is past the end.
-        let (mut fitting, mut beyond) = (0, self.values.len());
-        let mut next = None;
-        while beyond - fitting > 1 {
-            let middle = (fitting + beyond) / 2;
-            let (tried, proposal) = at(middle)?;
-            if proposal.fits() {
-                (fitting, config, best) = (middle, tried, proposal);
-            } else {
-                beyond = middle;
-                next = Some(NextLarger {
-                    value: self.values[middle] as u64,
-                    model: None,
-                    planned_bytes: proposal.planned_bytes,
-                });
-            }
-        }
-        let bound = if next.is_some() { Bound::Memory } else { self.end };
-        let value = self.values[fitting] as u64;
-        Ok(largest(self.quantity, (value, None), (bound, next), config, best, usual))
+        (task, quantity.of(config, usual.settings.length, values[i]))
+    };
+    let fits = |i: usize| {
+        let (task, config) = at(i);
+        task.fits(&config)
+    };
+    if !fits(0) {
+        let (task, config) = at(0);
+        let least = task.propose(&config)?;
+        return Err(Error::DoesNotFit {
+            device: least.budget.device.clone(),
+            needed_bytes: least.planned_bytes,
+            budget_bytes: least.budget.budget_bytes,
+            remedies: remedies(&task, &config, &least),
+        });
     }
+    // `fitting` fits and `beyond` does not, or is past the end.
+    let (mut fitting, mut beyond) = (0, values.len());
+    while beyond - fitting > 1 {
+        let middle = (fitting + beyond) / 2;
+        if fits(middle) { fitting = middle } else { beyond = middle }
+    }
+    let next = if beyond < values.len() {
+        let (task, config) = at(beyond);
+        let planned_bytes = task.propose(&config)?.planned_bytes;
+        Some(NextLarger { value: values[beyond] as u64, model: None, planned_bytes })
+    } else {
+        None
+    };
+    let bound = if next.is_some() { Bound::Memory } else { end };
+    let (task, config) = at(fitting);
+    let best = task.propose(&config)?;
+    // Only what fits can be compared with.
+    let usual = usual.fits().then_some(usual.time);
+    Ok(largest(quantity, (values[fitting] as u64, None), (bound, next), config, best, usual))
 }
 
 /// The longest sequence, one at a time and as full as it can be.
@@ -160,38 +185,15 @@ impl Ladder<'_> {
 /// # Errors
 /// As [`super::plan`]; [`Error::DoesNotFit`] where not even the shortest fits.
 pub fn longest(shape: &ModelShape, config: &RunConfig, hardware: &Hardware) -> Result<Largest, Error> {
-    let sums = Sums::default();
-    let with = |length: usize| {
-        let mut config = config.clone();
-        (config.data.length, config.micro_batch) = (Some(length), Some(1));
-        if config.accumulation.is_some() {
-            config.effective_batch = None;
-        }
-        config
-    };
-    // The data is as long as the sequence that is asked for.
-    let plan = |config: &RunConfig| {
-        let data = assumed_examples(config.data.length.unwrap_or(ASSUMED_LENGTH));
-        check::check(shape, &data, config, hardware)?;
-        Task::new(shape, &data, hardware, &sums).propose(config)
-    };
-    let usual = config.data.length.unwrap_or(ASSUMED_LENGTH).min(shape.max_positions);
-    let usual = plan(&RunConfig { data: with(usual).data, ..config.clone() })?;
     let most = shape.max_positions.max(2);
     let mut values: Vec<usize> = (1..=most / LENGTH_STEP).map(|n| n * LENGTH_STEP).collect();
     if !most.is_multiple_of(LENGTH_STEP) {
         values.push(most);
     }
-    let least = assumed_examples(values[0]);
-    Ladder {
-        quantity: Quantity::Length,
-        values,
-        end: Bound::Model,
-        config: &with,
-        plan: &plan,
-        remedies: &|config, proposal| remedies(&Task::new(shape, &least, hardware, &sums), config, proposal),
-    }
-    .climb(fitting_time(usual))
+    let usual = config.data.length.unwrap_or(ASSUMED_LENGTH).min(shape.max_positions);
+    let mut config = config.clone();
+    config.data.length = Some(usual);
+    climb(Quantity::Length, (values, Bound::Model), shape, &assumed_examples(usual), &config, hardware)
 }
 
 /// The largest rank, at the length that the plan proposes.
@@ -204,27 +206,10 @@ pub fn largest_rank(
     config: &RunConfig,
     hardware: &Hardware,
 ) -> Result<Largest, Error> {
-    check::check(shape, data, config, hardware)?;
-    let sums = Sums::default();
-    let task = Task::new(shape, data, hardware, &sums);
-    let usual = task.propose(config)?;
-    let with = |rank: usize| {
-        let mut config = config.clone();
-        config.data.length = Some(usual.settings.length);
-        with_rank(&mut config, rank);
-        config
-    };
     // What the narrowest adapted layer can use.
     let narrowest = config.lora.targets.iter().map(|&target| shape.linear(target)).map(|(o, i)| o.min(i)).min();
-    Ladder {
-        quantity: Quantity::Rank,
-        values: (1..=narrowest.unwrap_or(1).min(MOST_RANK)).collect(),
-        end: Bound::Model,
-        config: &with,
-        plan: &|config| task.propose(config),
-        remedies: &|config, proposal| remedies(&task, config, proposal),
-    }
-    .climb(fitting_time(usual.clone()))
+    let values = (1..=narrowest.unwrap_or(1).min(MOST_RANK)).collect();
+    climb(Quantity::Rank, (values, Bound::Model), shape, data, config, hardware)
 }
 
 /// The most sequences at once, at the length that the plan proposes. Any multiple of it is a batch that fits too, by accumulation.
@@ -237,25 +222,8 @@ pub fn largest_micro_batch(
     config: &RunConfig,
     hardware: &Hardware,
 ) -> Result<Largest, Error> {
-    check::check(shape, data, config, hardware)?;
-    let sums = Sums::default();
-    let task = Task::new(shape, data, hardware, &sums);
-    let usual = task.propose(config)?;
-    let with = |micro_batch: usize| {
-        let mut config = config.clone();
-        config.data.length = Some(usual.settings.length);
-        (config.micro_batch, config.accumulation, config.effective_batch) = (Some(micro_batch), Some(1), None);
-        config
-    };
-    Ladder {
-        quantity: Quantity::MicroBatch,
-        values: (1..=MOST_MICRO_BATCH).collect(),
-        end: Bound::Most,
-        config: &with,
-        plan: &|config| task.propose(config),
-        remedies: &|config, proposal| remedies(&task, config, proposal),
-    }
-    .climb(fitting_time(usual.clone()))
+    let values = (1..=MOST_MICRO_BATCH).collect();
+    climb(Quantity::MicroBatch, (values, Bound::Most), shape, data, config, hardware)
 }
 
 /// The largest of `models` that fits; of equally large ones the first. Nothing where none does.
@@ -291,11 +259,6 @@ pub fn largest_model(
         (None, Some(error)) => Err(error),
         _ => Ok(None),
     }
-}
-
-/// Only what fits can be compared with.
-fn fitting_time(usual: Proposal) -> Option<TimeEstimate> {
-    usual.fits().then_some(usual.time)
 }
 
 fn largest(

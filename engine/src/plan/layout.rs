@@ -107,8 +107,8 @@ pub struct Layout {
     pub mlp_rows: usize,
     /// Buffers for the layers' inputs and the last one's output: one each, or two by turns where they wait in system memory.
     pub n_inputs: usize,
-    /// Bytes of system memory beside: inputs and weights that wait there. The embedding is not among them.
-    pub host_bytes: u64,
+    /// Lines of the system memory beside a card: what waits there, pinned.
+    pub host_items: Vec<Item>,
     /// What each layer keeps.
     pub kept: Vec<Kept>,
     /// Workspace buffers with their slots.
@@ -170,14 +170,15 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
     let head_rows = settings.head_rows.clamp(1, t.max(1));
     let mlp_rows = settings.mlp_rows.unwrap_or(t).clamp(1, t.max(1));
     let dtype = settings.compute;
-    let kept: Vec<Kept> = (0..shape.n_layers)
-        .map(|layer| Kept::new(settings.recompute_of(layer, shape.n_layers), shape, &groups))
-        .collect();
+    let n_eased = settings.n_layers_eased.min(shape.n_layers);
+    let mut kept = vec![Kept::new(settings.recompute, shape, &groups); shape.n_layers - n_eased];
+    kept.resize(shape.n_layers, Kept::new(settings.recompute.eased(), shape, &groups));
     // Layers that don't keep a buffer of their own share one.
-    let shared = |part: fn(&Kept) -> Option<usize>| kept.iter().any(|kept| part(kept).is_none());
+    let ends = [kept.first(), kept.last()];
+    let shared = |part: fn(&Kept) -> Option<usize>| ends.into_iter().flatten().any(|kept| part(kept).is_none());
 
     use stage::*;
-    let mut work = Vec::new();
+    let mut work = Vec::with_capacity(16);
     let mut add = |name, rows, cols, stages| {
         let dtype = if matches!(name, Work::LogSumExp | Work::Delta) { ComputeDtype::F32 } else { dtype };
         work.push(Buffer { name, rows, cols, slot: 0, dtype, stages });
@@ -239,7 +240,6 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
     let inputs_kept = input_bytes * n_inputs;
     // The last layer's input is still there when its backward pass begins.
     let inputs_parked = if settings.offload_inputs { t as u64 * input_bytes * (layers - 1) } else { 0 };
-    let host_bytes = inputs_parked + n_streamed * stream::place_bytes(&groups) as u64;
     let kept_bytes = t as u64 * (inputs_kept + kept.iter().map(|kept| kept.token_bytes(dtype)).sum::<u64>());
     // Ids, positions, supervised rows and labels, document boundaries; losses; the table of rotations.
     let inputs_bytes = 4 * (4 * t + t + 1) + 8 * t + 4 * settings.length * shape.head_dim;
@@ -267,10 +267,19 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
         item("inputs", "Batch and positions", Family::Activations, inputs_bytes as u64, Some("length")),
         item(RUNTIME, "Threads and libraries", Family::Runtime, RUNTIME_BYTES, None),
     ];
-    if !settings.embedding_on_host {
-        items.insert(1, item("embeddings", "Embeddings", Family::Weights, embedding, Some("embedding_on_host")));
+    let streamed = n_streamed * stream::place_bytes(&groups) as u64;
+    let mut host_items = vec![
+        item("streamed", "Layers' weights, NF4", Family::Weights, streamed, Some("n_layers_streamed")),
+        item("parked", "Layers' inputs", Family::Activations, inputs_parked, Some("offload_inputs")),
+    ];
+    let embeddings = item("embeddings", "Embeddings", Family::Weights, embedding, Some("embedding_on_host"));
+    if settings.embedding_on_host {
+        host_items.insert(0, embeddings);
+    } else {
+        items.insert(1, embeddings);
     }
     if !shape.tied {
+    host_items.retain(|item| item.bytes > 0);
         let at = items.iter().position(|item| item.name == "norms").unwrap_or(items.len());
         items.insert(at, item("head", "Output head", Family::Weights, embedding, None));
     }
@@ -291,7 +300,7 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
         items.insert(at, slot);
     }
     let n_inputs = n_inputs as usize;
-    Layout { items, max_tokens: t, head_rows, mlp_rows, n_inputs, host_bytes, kept, work, slots }
+    Layout { items, max_tokens: t, head_rows, mlp_rows, n_inputs, host_items, kept, work, slots }
 }
 
 /// Gives each buffer the first slot of its type in which nobody lives at the same time, largest buffers first.

@@ -7,9 +7,11 @@ pub mod ladder;
 pub mod layout;
 
 mod beside;
+mod candidates;
 mod check;
 mod cost;
 mod error;
+mod host;
 mod largest;
 mod lengths;
 mod price;
@@ -26,6 +28,7 @@ pub use self::beside::{
 };
 pub use self::cost::{Basis, TimeEstimate, model_key};
 pub use self::error::Error;
+pub use self::host::HostMemory;
 pub use self::largest::{
     ASSUMED_EXAMPLES, ASSUMED_LENGTH, Bound, Largest, NextLarger, Quantity, assumed_examples, largest_micro_batch,
     largest_model, largest_rank, longest,
@@ -199,6 +202,9 @@ pub struct Plan {
     /// What is missing; 0 where it fits.
     #[ts(type = "number")]
     pub short_by_bytes: u64,
+    /// System memory beside a card's; absent where the run trains in system memory.
+    #[serde(default)]
+    pub host: Option<HostMemory>,
     /// What to change where it does not fit, least harm first; each adds to those before.
     pub remedies: Vec<Remedy>,
     /// Why each setting is what it is, and what another value would do.
@@ -227,10 +233,15 @@ impl Plan {
     /// Refuses a plan that does not fit; whoever starts a run asks first.
     ///
     /// # Errors
-    /// [`Error::DoesNotFit`] with what to change.
+    /// [`Error::DoesNotFit`] with what to change; [`Error::NoHostMemory`] where more was asked to wait in system memory than is free.
     pub fn require_fit(&self) -> Result<(), Error> {
         if self.fits {
-            return Ok(());
+            return match &self.host {
+                Some(host) if host.bytes > host.free_bytes => {
+                    Err(Error::NoHostMemory { needed_bytes: host.bytes, free_bytes: host.free_bytes })
+                }
+                _ => Ok(()),
+            };
         }
         Err(Error::DoesNotFit {
             device: self.budget.device.clone(),
@@ -297,6 +308,7 @@ fn planned(
         settings: proposal.settings,
     })
 }
+        host: task.host(&proposal.settings),
 
 /// Elements of all A and B.
 fn trained(shape: &ModelShape, settings: &Settings) -> u64 {

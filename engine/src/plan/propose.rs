@@ -1,13 +1,14 @@
 //! The search: what a config leaves open is tried, what fits and is fastest is proposed.
 
 use super::beside::{self, Sums};
-use super::cost::{self, Flops, Load, Mix, TimeEstimate};
+use super::candidates::Candidate;
+use super::cost::{self, Flops, Load, Mix, Overhead, TimeEstimate};
 use super::lengths::{Kept, Lengths};
 use super::{Budget, DataUse, Error, PlanItem};
 use crate::config::{BaseFormat, ComputeDtype, OptimizerKind, OverLength, Recompute, RunConfig, Settings};
 use crate::data::DataStats;
-use crate::hardware::{Hardware, TrainOn};
-use crate::model::ModelShape;
+use crate::hardware::{Hardware, MeasuredRate};
+use crate::model::{ModelShape, stream};
 
 /// Sequences per optimizer step unless there are few of them.
 const EFFECTIVE_BATCH: usize = 16;
@@ -40,30 +41,20 @@ const SMALL_STATE_SHARE: f64 = 0.01;
 const TIE: f64 = 0.01;
 /// More sequences at once gain nothing.
 const MAX_PROPOSED_MICRO_BATCH: usize = 64;
-/// Rows of an MLP's parts where memory is short: every part dequantises the weights anew, so the larger the better.
-const MLP_ROWS: [usize; 2] = [4096, 1024];
-/// Of the system memory that is free, what a run may pin for inputs and weights that wait there.
-const PINNED_SHARE: f64 = 0.5;
 
 /// What the desktop holds of a card nobody looked at.
 const ASSUMED_DESKTOP_BYTES: u64 = 730 << 20;
 
-/// How many layers' weights wait in system memory, in the search.
-#[derive(Clone, Copy, PartialEq)]
-enum Streaming {
-    AsGiven,
-    AsNeeded,
-    All,
-}
-
 /// What there is to plan for.
+#[derive(Clone)]
 pub(super) struct Task<'a> {
     pub(super) shape: &'a ModelShape,
     pub(super) hardware: &'a Hardware,
     pub(super) lengths: Lengths,
-    sums: &'a Sums,
-    /// What the process takes beside all that is listed: measured where a run has measured it, else assumed.
-    overhead_bytes: u64,
+    pub(super) sums: &'a Sums,
+    overhead: Overhead,
+    /// Measured with this model on this hardware.
+    rates: Vec<&'a MeasuredRate>,
 }
 
 /// Settings, and what they cost.
@@ -85,7 +76,10 @@ impl Proposal {
 }
 
 /// Everything but what is searched at one length.
-struct Frame {
+#[derive(Clone)]
+pub(super) struct Frame<'c> {
+    pub(super) config: &'c RunConfig,
+    pub(super) budget: &'c Budget,
     length: usize,
     packing: bool,
     kept: Kept,
@@ -93,8 +87,9 @@ struct Frame {
     optimizer: OptimizerKind,
     n_steps: usize,
     epochs: f64,
+    n_samples: usize,
     /// (micro-batch, accumulation), all of the same product, the smallest micro-batch first.
-    splits: Vec<(usize, usize)>,
+    pub(super) splits: Vec<(usize, usize)>,
 }
 
 impl<'a> Task<'a> {
@@ -104,9 +99,8 @@ impl<'a> Task<'a> {
     }
 
     fn of(shape: &'a ModelShape, hardware: &'a Hardware, lengths: Lengths, sums: &'a Sums) -> Self {
-        let assumed = beside::assumed_overhead_bytes(hardware.train_on);
-        let overhead_bytes = cost::overhead_bytes(hardware, shape, assumed);
-        Task { shape, hardware, lengths, sums, overhead_bytes }
+        let (overhead, rates) = (Overhead::measured(hardware, shape), cost::measured(hardware, shape));
+        Task { shape, hardware, lengths, sums, overhead, rates }
     }
 
     /// The same examples for another model.
@@ -131,22 +125,18 @@ impl<'a> Task<'a> {
     /// Only for data of which nothing is left.
     pub(super) fn propose(&self, config: &RunConfig) -> Result<Proposal, Error> {
         let budget = self.budget(config);
-        if let Some(length) = config.data.length {
-            return self.propose_at(config, &budget, length);
-        }
-        let covering = self.rounded(self.lengths.covering_99());
-        let whole = self.rounded(self.lengths.max);
+        let covering = self.first_length(config);
         let proposal = self.propose_at(config, &budget, covering)?;
         if !proposal.fits() {
-            for share in LESS_COVER {
-                let shorter = self.propose_at(config, &budget, self.rounded(self.lengths.covering(share)))?;
-                if shorter.fits() {
-                    return Ok(shorter);
+            for length in self.shorter_lengths(config) {
+                if self.fits_at(config, &budget, length)? {
+                    return self.propose_at(config, &budget, length);
                 }
             }
             return Ok(proposal);
         }
-        if whole > covering && whole <= CHEAP_LENGTH * covering {
+        let whole = self.rounded(self.lengths.max);
+        if config.data.length.is_none() && whole > covering && whole <= CHEAP_LENGTH * covering {
             let all = self.propose_at(config, &budget, whole)?;
             let more = all.planned_bytes.saturating_sub(proposal.planned_bytes) as f64;
             if all.fits()
@@ -160,13 +150,47 @@ impl<'a> Task<'a> {
         Ok(proposal)
     }
 
+    /// Whether [`Self::propose`] has something that fits, without the search for the fastest.
+    pub(super) fn fits(&self, config: &RunConfig) -> bool {
+        let budget = self.budget(config);
+        let lengths = std::iter::once(self.first_length(config)).chain(self.shorter_lengths(config));
+        for length in lengths {
+            match self.fits_at(config, &budget, length) {
+                Ok(false) => {}
+                found => return found.is_ok(),
+            }
+        }
+        false
+    }
+
+    /// The same at one length.
+    fn fits_at(&self, config: &RunConfig, budget: &Budget, length: usize) -> Result<bool, Error> {
+        let frame = self.frame(config, budget, length)?;
+        Ok(self.bases(config).into_iter().any(|base| self.has_fit(&frame.silent(), base)))
+    }
+
+    /// The length that is asked for, or the one that covers 99 of 100 examples.
+    fn first_length(&self, config: &RunConfig) -> usize {
+        config.data.length.unwrap_or_else(|| self.rounded(self.lengths.covering_99()))
+    }
+
+    /// What is tried where it does not fit.
+    fn shorter_lengths(&self, config: &RunConfig) -> impl Iterator<Item = usize> {
+        let shares = if config.data.length.is_none() { &LESS_COVER[..] } else { &[] };
+        shares.iter().map(|&share| self.rounded(self.lengths.covering(share)))
+    }
+
     /// `config` with those of length and base pinned that give more tokens per second than the proposal, if any do.
     /// Shorter by leaving examples out is not faster.
     pub(super) fn fastest(&self, config: &RunConfig, proposal: &Proposal) -> RunConfig {
-        let lengths = match config.data.length {
+        if !proposal.fits() {
+            return config.clone();
+        }
+        let mut lengths = match config.data.length {
             Some(length) => vec![length],
             None => vec![self.rounded(self.lengths.max), self.rounded(self.lengths.covering_99())],
         };
+        lengths.dedup();
         let bases = self.bases(config);
         let mut best = (proposal.time.tokens_per_s, config.clone());
         for &length in &lengths {
@@ -186,14 +210,6 @@ impl<'a> Task<'a> {
     /// Element type of the step.
     pub(super) fn compute(&self, config: &RunConfig) -> ComputeDtype {
         config.compute.unwrap_or(self.hardware.compute_dtype())
-    }
-
-    /// Whether the embedding leaves a card for system memory: wherever it can, since that is exact and costs nothing to speak of.
-    fn embedding_on_host(&self, config: &RunConfig) -> bool {
-        let can = self.hardware.train_on == TrainOn::Card && !self.shape.tied;
-        let bytes = (self.shape.vocab_rows * self.shape.hidden) as u64 * self.compute(config).size_bytes();
-        let has_room = self.hardware.memory_available_bytes / 4 > bytes;
-        can && config.embedding_on_host.unwrap_or(has_room)
     }
 
     /// Forms of the base to try: the exact one first, NF4 is for where it does not fit.
@@ -216,13 +232,19 @@ impl<'a> Task<'a> {
 
     /// The lines of [`Task::bytes`].
     pub(super) fn items(&self, settings: &Settings) -> Vec<PlanItem> {
-        beside::with_overhead(beside::items(self.shape, settings), self.overhead_bytes)
+        beside::with_overhead(beside::items(self.shape, settings), self.overhead_bytes(settings))
     }
 
     /// Planned peak.
     pub(super) fn bytes(&self, settings: &Settings) -> u64 {
         let assumed = beside::assumed_overhead_bytes(settings.train_on);
-        (self.sums.of(self.shape, settings).planned_bytes - assumed).saturating_add(self.overhead_bytes)
+        (self.sums.of(self.shape, settings).planned_bytes - assumed).saturating_add(self.overhead_bytes(settings))
+    }
+
+    /// What the process takes beside all that is listed: measured where a run has measured it, else assumed.
+    fn overhead_bytes(&self, settings: &Settings) -> u64 {
+        let assumed = beside::assumed_overhead_bytes(settings.train_on);
+        self.overhead.bytes(assumed + beside::scratch_bytes(settings, self.hardware.processor.n_threads))
     }
 
     pub(super) fn budget(&self, config: &RunConfig) -> Budget {
@@ -259,65 +281,66 @@ impl<'a> Task<'a> {
 
     /// Where nothing fits, held-out prompts stay unanswered at evaluations before the plan says so.
     fn propose_at(&self, config: &RunConfig, budget: &Budget, length: usize) -> Result<Proposal, Error> {
-        let mut proposal = self.fastest_at(config, budget, length)?;
-        if !proposal.fits() && proposal.settings.n_samples > 0 {
-            let mut silent = config.clone();
-            silent.evaluation.n_samples = 0;
-            proposal = self.fastest_at(&silent, budget, length)?;
-        }
-        proposal.time.basis_words = cost::basis_words(proposal.time.basis, self.hardware);
-        Ok(proposal)
-    }
-
-    fn fastest_at(&self, config: &RunConfig, budget: &Budget, length: usize) -> Result<Proposal, Error> {
-        let frame = self.frame(config, budget, length)?;
+        let mut frame = self.frame(config, budget, length)?;
         let bases = self.bases(config);
-        // Bytes grow with the micro-batch and the rows, so the least is found without trying the rest.
-        let smallest = &frame.splits[..1];
-        let leasts: Vec<Proposal> = bases
-            .iter()
-            .filter_map(|&base| {
-                let candidates = self.candidates(config, budget, &frame, base, smallest, LEAST_HEAD_ROWS);
-                candidates.into_iter().min_by_key(|candidate| candidate.planned_bytes)
-            })
-            .collect();
-        let fitting: Vec<BaseFormat> =
-            leasts.iter().filter(|least| least.fits()).map(|least| least.settings.base).collect();
-        if let Some(least) = leasts.into_iter().min_by_key(|least| least.planned_bytes).filter(|least| !least.fits()) {
-            return Ok(least);
+        let fitting = |frame: &Frame| -> Vec<BaseFormat> {
+            bases.iter().copied().filter(|&base| self.has_fit(frame, base)).collect()
+        };
+        let mut found = fitting(&frame);
+        if found.is_empty() && frame.n_samples > 0 {
+            frame = frame.silent();
+            found = fitting(&frame);
         }
         for head_rows in [HEAD_ROWS, LEAST_HEAD_ROWS] {
-            for &base in &fitting {
-                let candidates = self.candidates(config, budget, &frame, base, &frame.splits, head_rows);
-                if let Some(best) = fastest(candidates.into_iter().filter(Proposal::fits)) {
-                    return Ok(self.caching(config, &frame, best));
+            for &base in &found {
+                let mut candidates = self.candidates(&frame, base, &modes(config), &frame.splits, head_rows);
+                candidates.retain(|candidate| frame.holds(candidate));
+                if let Some(best) = self.fastest_of(&frame, candidates) {
+                    return Ok(self.proposal(&frame, best));
                 }
             }
         }
-        // Not reached: `splits`, bases and modes are never empty, and the least of them fits.
-        Err(Error::NoExamples)
+        let least = bases.iter().filter_map(|&base| self.least(&frame, base)).min_by_key(|least| least.planned_bytes);
+        // Never nothing: there is a base.
+        least.map(|least| self.proposal(&frame, least)).ok_or(Error::NoExamples)
     }
 
-    /// `best` with as many layers' weights kept dequantised as its memory has room for, where that is worth it.
-    fn caching(&self, config: &RunConfig, frame: &Frame, best: Proposal) -> Proposal {
-        if config.n_layers_cached.is_some() || best.settings.base != BaseFormat::Nf4 {
-            return best;
-        }
-        let with = |n_layers_cached| Settings { n_layers_cached, ..best.settings.clone() };
-        let layer_bytes = self.bytes(&with(1)).saturating_sub(best.planned_bytes).max(1);
-        let n = best.budget.budget_bytes.saturating_sub(best.planned_bytes) / layer_bytes;
-        // Streamed layers are dequantised from where they come to.
-        let most = self.shape.n_layers - best.settings.n_layers_streamed.min(self.shape.n_layers);
-        let settings = with(usize::try_from(n).map_or(most, |n| n.min(most)));
-        let (time, planned_bytes) = (self.time(config, frame, &settings), self.bytes(&settings));
-        let is_worth_it = time.tokens_per_s > best.time.tokens_per_s * (1.0 + TIE);
-        if !is_worth_it || planned_bytes > best.budget.budget_bytes {
-            return best;
-        }
-        Proposal { planned_bytes, time, settings, ..best }
+    /// What takes least: bytes grow with the micro-batch, the rows at the head and what is kept, so the rest is not tried.
+    fn least(&self, frame: &Frame, base: BaseFormat) -> Option<Candidate> {
+        let candidates = self.candidates(frame, base, &least_mode(frame.config), &frame.splits[..1], LEAST_HEAD_ROWS);
+        candidates.into_iter().min_by_key(|candidate| candidate.planned_bytes)
     }
 
-    fn frame(&self, config: &RunConfig, budget: &Budget, length: usize) -> Result<Frame, Error> {
+    /// Whether [`Self::least`] fits. Most often it does not even with all moved off the card that can be.
+    fn has_fit(&self, frame: &Frame, base: BaseFormat) -> bool {
+        let [mode] = least_mode(frame.config);
+        let fixed = self.fixed(frame, base, mode, frame.splits[0], LEAST_HEAD_ROWS);
+        let streams = self.streams(frame.config, base) && self.shape.n_layers > stream::N_SLOTS;
+        let n_layers_streamed = if streams { self.shape.n_layers } else { fixed.n_layers_streamed };
+        let moved = self.moves(frame.config, &fixed).pop().unwrap_or(fixed);
+        self.bytes(&Settings { n_layers_streamed, ..moved }) <= frame.budget.budget_bytes
+            && self.least(frame, base).is_some_and(|least| frame.holds(&least))
+    }
+
+    fn proposal(&self, frame: &Frame, candidate: Candidate) -> Proposal {
+        let Candidate { settings, planned_bytes } = candidate;
+        let mut time = self.time(frame, &settings);
+        time.basis_words = cost::basis_words(time.basis, self.hardware);
+        time.plus_minus = cost::plus_minus(self.hardware, time.basis);
+        let mean_tokens = frame.kept.n_tokens / frame.kept.n_examples;
+        Proposal { settings, planned_bytes, budget: frame.budget.clone(), time, data: frame.data, mean_tokens }
+    }
+
+    /// Fastest; of those within [`TIE`] of it the one with fewest bytes, then the first tried.
+    fn fastest_of(&self, frame: &Frame, candidates: Vec<Candidate>) -> Option<Candidate> {
+        let speed = |candidate: &Candidate| self.time(frame, &candidate.settings).tokens_per_s;
+        let speeds: Vec<f64> = candidates.iter().map(speed).collect();
+        let most = speeds.iter().copied().fold(0.0, f64::max);
+        let near = candidates.into_iter().zip(speeds).filter(|(_, speed)| *speed >= most * (1.0 - TIE));
+        near.map(|(candidate, _)| candidate).min_by_key(|candidate| candidate.planned_bytes)
+    }
+
+    fn frame<'c>(&self, config: &'c RunConfig, budget: &'c Budget, length: usize) -> Result<Frame<'c>, Error> {
         let kept = self.lengths.kept(length, config.data.over_length);
         if kept.n_examples < 0.5 {
             return Err(Error::AllTooLong {
@@ -361,144 +384,16 @@ impl<'a> Task<'a> {
             max_tokens: self.lengths.max,
             n_sequences: n_sequences as usize,
         };
-        Ok(Frame { length, packing, kept, data, optimizer, n_steps, epochs, splits })
+        let mut frame =
+            Frame { config, budget, length, packing, kept, data, optimizer, n_steps, epochs, n_samples: 0, splits };
+        if frame.evaluates() {
+            frame.n_samples = config.evaluation.n_samples;
+        }
+        Ok(frame)
     }
 
-    fn candidates(
-        &self,
-        config: &RunConfig,
-        budget: &Budget,
-        frame: &Frame,
-        base: BaseFormat,
-        splits: &[(usize, usize)],
-        head_rows: usize,
-    ) -> Vec<Proposal> {
-        let modes = config.recompute.map_or(vec![Recompute::N, Recompute::C1, Recompute::C0], |mode| vec![mode]);
-        let is_open = config.recompute.is_none() && config.n_layers_eased.is_none();
-        let mut candidates = Vec::with_capacity(modes.len() * splits.len());
-        for &recompute in &modes {
-            for &(micro_batch, accumulation) in splits {
-                let settings = Settings {
-                    train_on: self.hardware.train_on,
-                    base,
-                    compute: self.compute(config),
-                    embedding_on_host: self.embedding_on_host(config),
-                    recompute,
-                    ..settings(config, frame, (micro_batch, accumulation), head_rows)
-                };
-                let mut add = |settings: Settings| {
-                    candidates.push(Proposal {
-                        planned_bytes: self.bytes(&settings),
-                        time: self.time(config, frame, &settings),
-                        budget: budget.clone(),
-                        data: frame.data,
-                        mean_tokens: frame.kept.n_tokens / frame.kept.n_examples,
-                        settings,
-                    });
-                };
-                // What leaves the card costs time: it is for what does not fit otherwise, with the fewest sequences at once.
-                let is_smallest = micro_batch == frame.splits[0].0;
-                for settings in self.leaving_less(config, budget, settings, is_smallest) {
-                    if let Some(eased) = self.eased(&settings, budget).filter(|_| is_open) {
-                        add(Settings { n_layers_eased: eased, ..settings.clone() });
-                    }
-                    add(settings);
-                }
-            }
-        }
-        candidates
-    }
-
-    /// `settings` as the config fixes them, and where they don't fit with less and less on the card: the layers' inputs in system
-    /// memory, then the MLP in parts; all this with no more, with as many as it takes, and with all of the layers' weights in system
-    /// memory, since what they leave is room for recomputing less.
-    fn leaving_less(
-        &self,
-        config: &RunConfig,
-        budget: &Budget,
-        settings: Settings,
-        is_smallest: bool,
-    ) -> Vec<Settings> {
-        let fixed = Settings {
-            offload_inputs: config.offload_inputs.unwrap_or(false),
-            // As many as there are, or more, is the whole micro-batch.
-            mlp_rows: config.mlp_rows.filter(|&rows| rows < settings.max_tokens()),
-            n_layers_streamed: config.n_layers_streamed.unwrap_or(0),
-            n_layers_cached: config.n_layers_cached.unwrap_or(0),
-            ..settings
-        };
-        let fits = |settings: &Settings| self.bytes(settings) <= budget.budget_bytes;
-        if !is_smallest || self.hardware.train_on != TrainOn::Card || fits(&fixed) {
-            return vec![fixed];
-        }
-        let pinned_bytes = self.hardware.memory_available_bytes as f64 * PINNED_SHARE;
-        let has_room = |settings: &Settings| self.sums.of(self.shape, settings).host_bytes as f64 <= pinned_bytes;
-        let mut found = vec![fixed.clone()];
-        let streams = config.n_layers_streamed.is_none() && fixed.base == BaseFormat::Nf4;
-        for streaming in [Streaming::AsGiven, Streaming::AsNeeded, Streaming::All] {
-            if streaming != Streaming::AsGiven && !streams {
-                continue;
-            }
-            for moved in self.moves(config, &fixed) {
-                let moved = match streaming {
-                    Streaming::AsGiven => Some(moved),
-                    Streaming::AsNeeded => self.streaming(&moved, budget),
-                    Streaming::All => Some(Settings { n_layers_streamed: self.shape.n_layers, ..moved }),
-                };
-                let Some(moved) = moved.filter(has_room) else { continue };
-                let is_enough = fits(&moved);
-                found.push(moved);
-                if is_enough {
-                    break;
-                }
-            }
-        }
-        found
-    }
-
-    /// `fixed`, and with the inputs in system memory, and besides with the MLP in parts, as far as the config leaves it open.
-    fn moves(&self, config: &RunConfig, fixed: &Settings) -> Vec<Settings> {
-        let mut moves = vec![fixed.clone()];
-        let offload_inputs = config.offload_inputs.unwrap_or(true);
-        if config.offload_inputs.is_none() {
-            moves.push(Settings { offload_inputs, ..fixed.clone() });
-        }
-        if config.mlp_rows.is_none() {
-            let rows = MLP_ROWS.into_iter().filter(|&rows| rows < fixed.max_tokens());
-            moves.extend(rows.map(|rows| Settings { mlp_rows: Some(rows), offload_inputs, ..fixed.clone() }));
-        }
-        moves
-    }
-
-    /// So many layers' weights in system memory that the rest fits; `None` where it does not with all of them there.
-    fn streaming(&self, settings: &Settings, budget: &Budget) -> Option<Settings> {
-        let with = |n_layers_streamed| Settings { n_layers_streamed, ..settings.clone() };
-        // Bytes fall evenly from one layer on; fewer than there are slots would save nothing.
-        let (one, two) = (self.bytes(&with(1)), self.bytes(&with(2)));
-        let more = one.saturating_sub(budget.budget_bytes).div_ceil(one.saturating_sub(two).max(1));
-        let n = 1 + usize::try_from(more).ok()?;
-        (n <= self.shape.n_layers).then(|| with(n))
-    }
-
-    /// As many layers recompute one step less as the budget has room for; `None` where that is none, or all of them.
-    fn eased(&self, settings: &Settings, budget: &Budget) -> Option<usize> {
-        let n_layers = self.shape.n_layers;
-        if settings.recompute == Recompute::N || n_layers < 3 {
-            return None;
-        }
-        let easier = Settings { recompute: settings.recompute.eased(), ..settings.clone() };
-        if self.bytes(&easier) <= budget.budget_bytes {
-            return None;
-        }
-        // Bytes grow evenly from one eased layer to all but one; with all of them it is the next mode.
-        let bytes = |n| self.bytes(&Settings { n_layers_eased: n, ..settings.clone() });
-        let (one, two) = (bytes(1), bytes(2));
-        let room = budget.budget_bytes.checked_sub(one)?;
-        let more = room.checked_div(two.saturating_sub(one)).unwrap_or(u64::MAX);
-        Some((1 + more.min(n_layers as u64) as usize).min(n_layers - 1))
-    }
-
-    fn time(&self, config: &RunConfig, frame: &Frame, settings: &Settings) -> TimeEstimate {
+    /// Without what [`Self::proposal`] says of the chosen one only.
+    fn time(&self, frame: &Frame, settings: &Settings) -> TimeEstimate {
         let mean = frame.kept.n_tokens / frame.kept.n_examples;
         let sequence_tokens = mean * frame.data.n_train as f64 / frame.data.n_sequences as f64;
         let (attended, learned) = (frame.kept.attended, self.lengths.learned_share);
@@ -506,15 +401,14 @@ impl<'a> Task<'a> {
         let flops = Flops::per_token(self.shape, &settings.lora, recompute, attended, learned);
         let tokens = sequence_tokens * settings.micro_batch as f64;
         let mlp_parts = settings.mlp_rows.map_or(1.0, |rows| (tokens / rows as f64).max(1.0));
-        let cached = settings.n_layers_cached.min(self.shape.n_layers) as f64 / self.shape.n_layers as f64;
-        let load = Load { base: settings.base, recompute, tokens, flops, mlp_parts, cached };
-        let mut speed = cost::speed(self.shape, self.hardware, settings, &load, attended, learned);
+        let load = Load { base: settings.base, recompute, tokens, flops, mlp_parts };
+        let mut speed = cost::speed(self.shape, self.hardware, &self.rates, settings, &load, attended, learned);
         let waiting_s = cost::waiting_s(self.shape, self.hardware, settings, &load, tokens / speed.tokens_per_s);
         speed.tokens_per_s = tokens / (tokens / speed.tokens_per_s + waiting_s);
         let step_tokens = tokens * settings.accumulation as f64;
         let step_s = step_tokens / speed.tokens_per_s;
         let n_evaluations =
-            if evaluates(config, frame) { settings.n_steps.div_ceil(settings.evaluate_every_steps) } else { 0 };
+            if frame.evaluates() { settings.n_steps.div_ceil(settings.evaluate_every_steps) } else { 0 };
         // A separate file's size is not known here: about as many as would be held out.
         let n_held_out = (frame.data.n_held_out as f64).max(0.05 * frame.data.n_train as f64);
         let forward_share = flops.forward / flops.total();
@@ -523,9 +417,8 @@ impl<'a> Task<'a> {
         TimeEstimate {
             tokens_per_s: speed.tokens_per_s,
             basis: speed.basis,
-            // Of the chosen one only, see `propose_at`.
             basis_words: String::new(),
-            plus_minus: speed.plus_minus,
+            plus_minus: 0.0,
             step_s,
             evaluation_s,
             total_s: steps_s + evaluation_s,
@@ -537,18 +430,29 @@ impl<'a> Task<'a> {
     }
 }
 
-fn evaluates(config: &RunConfig, frame: &Frame) -> bool {
-    config.data.evaluation_path.is_some() || frame.data.n_held_out > 0
+impl Frame<'_> {
+    fn evaluates(&self) -> bool {
+        self.config.data.evaluation_path.is_some() || self.data.n_held_out > 0
+    }
+
+    /// Without answers to held-out prompts.
+    fn silent(&self) -> Self {
+        Frame { n_samples: 0, ..self.clone() }
+    }
+
+    fn holds(&self, candidate: &Candidate) -> bool {
+        candidate.planned_bytes <= self.budget.budget_bytes
+    }
 }
 
-/// Fastest; of those within [`TIE`] of it the one with fewest bytes, then the first tried.
-fn fastest(candidates: impl Iterator<Item = Proposal>) -> Option<Proposal> {
-    let candidates: Vec<Proposal> = candidates.collect();
-    let most = candidates.iter().map(|c| c.time.tokens_per_s).fold(0.0, f64::max);
-    candidates
-        .into_iter()
-        .filter(|candidate| candidate.time.tokens_per_s >= most * (1.0 - TIE))
-        .min_by_key(|candidate| candidate.planned_bytes)
+/// To try, the one that keeps most first.
+fn modes(config: &RunConfig) -> Vec<Recompute> {
+    config.recompute.map_or(vec![Recompute::N, Recompute::C1, Recompute::C0], |mode| vec![mode])
+}
+
+/// Of these the one that keeps least.
+fn least_mode(config: &RunConfig) -> [Recompute; 1] {
+    [config.recompute.unwrap_or(Recompute::C0)]
 }
 
 /// All ways to make up the effective batch that `config` allows; one product, never empty.
@@ -577,12 +481,8 @@ fn splits(config: &RunConfig, n_sequences: usize) -> Vec<(usize, usize)> {
     }
 }
 
-fn settings(
-    config: &RunConfig,
-    frame: &Frame,
-    (micro_batch, accumulation): (usize, usize),
-    head_rows: usize,
-) -> Settings {
+pub(super) fn settings(frame: &Frame, (micro_batch, accumulation): (usize, usize), head_rows: usize) -> Settings {
+    let config = frame.config;
     let (o, n_steps) = (&config.optimizer, frame.n_steps);
     Settings {
         lora: config.lora.clone(),
@@ -606,9 +506,9 @@ fn settings(
         evaluate_every_steps: config
             .evaluation
             .every_steps
-            .unwrap_or_else(|| if evaluates(config, frame) { (n_steps / N_EVALUATIONS).max(1) } else { n_steps }),
+            .unwrap_or_else(|| if frame.evaluates() { (n_steps / N_EVALUATIONS).max(1) } else { n_steps }),
         patience: config.evaluation.patience,
-        n_samples: if evaluates(config, frame) { config.evaluation.n_samples } else { 0 },
+        n_samples: frame.n_samples,
         checkpoints: config.checkpoints.clone(),
         rehearsal: config.rehearsal,
         governor: config.governor.clone(),

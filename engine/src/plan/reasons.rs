@@ -612,6 +612,17 @@ pub(super) fn warnings(task: &Task, config: &RunConfig, proposal: &Proposal) -> 
         }
         (TrainOn::Card, _) | (TrainOn::Processor, None) => {}
     }
+    if let Some(host) = task.host(&proposal.settings).filter(|host| host.bytes > host.budget_bytes) {
+        // By hand only: no plan proposes it.
+        warn(
+            "much_host_memory",
+            format!(
+                "{} of system memory are pinned for what waits there, of {} that are free: other programs may run short.",
+                format::bytes(host.bytes),
+                format::bytes(host.free_bytes)
+            ),
+        );
+    }
     let evaluates = config.data.evaluation_path.is_some() || data.n_held_out > 0;
     if evaluates && config.evaluation.n_samples > 0 && proposal.settings.n_samples == 0 {
         warn("no_samples", "Held-out prompts are not answered at evaluations: there is no memory for it.".into());

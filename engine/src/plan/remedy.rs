@@ -35,8 +35,7 @@ pub(super) fn remedies(task: &Task, config: &RunConfig, least: &Proposal) -> Vec
     if remedies[0].enough {
         return remedies;
     }
-    let mut search =
-        Search { task, config: config.clone(), bytes: least.planned_bytes, budget: least.budget.budget_bytes };
+    let mut search = Search { task, config: config.clone(), bytes: least.planned_bytes };
     for change in CHANGES {
         let Some(change) = change(&search, least) else { continue };
         let remedy = search.apply(change);
@@ -58,7 +57,7 @@ fn smaller_model(task: &Task, config: &RunConfig, least_bytes: u64) -> Remedy {
     smaller.sort_by_key(|model| std::cmp::Reverse(model.shape.params()));
     let fits = |model: &&CatalogueModel| {
         let sums = Sums::default();
-        task.with_model(&model.shape, &sums).propose(config).is_ok_and(|proposal| proposal.fits())
+        task.with_model(&model.shape, &sums).fits(config)
     };
     let found = smaller.into_iter().find(fits);
     let least = format!("the least this one needs is {}", format::bytes(least_bytes));
@@ -94,7 +93,7 @@ fn larger_card(task: &Task, config: &RunConfig) -> Option<Remedy> {
         if too_small == Some(kind) || check::precision(&config, &hardware).is_err() {
             return false;
         }
-        let fits = task.on(&hardware).propose(&config).is_ok_and(|proposal| proposal.fits());
+        let fits = task.on(&hardware).fits(&config);
         if !fits {
             too_small = Some(kind);
         }
@@ -148,7 +147,6 @@ struct Search<'a> {
     task: &'a Task<'a>,
     config: RunConfig,
     bytes: u64,
-    budget: u64,
 }
 
 struct ChangeTo {
@@ -182,7 +180,7 @@ impl Search<'_> {
     fn fits(&self, with: impl FnOnce(&mut RunConfig)) -> bool {
         let mut config = self.config.clone();
         with(&mut config);
-        self.task.propose(&config).is_ok_and(|proposal| proposal.planned_bytes <= self.budget)
+        self.task.fits(&config)
     }
 }
 

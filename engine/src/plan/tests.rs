@@ -56,7 +56,7 @@ pub(super) fn examples(n: usize, low: usize, high: usize) -> DataStats {
     }))
 }
 
-fn config() -> RunConfig {
+pub(super) fn config() -> RunConfig {
     RunConfig::new("model".into(), "data.jsonl".into())
 }
 
@@ -137,7 +137,7 @@ fn random_config(rng: &mut ChaCha8Rng, hardware: &Hardware) -> RunConfig {
 }
 
 /// Calls `claim` with many cases and their plans.
-fn for_many(claim: impl Fn(&RunConfig, &Hardware, &Plan)) {
+pub(super) fn for_many(claim: impl Fn(&RunConfig, &Hardware, &Plan)) {
     let mut rng = ChaCha8Rng::seed_from_u64(7);
     let shapes = [smollm(), llama_1b(), llama_8b()];
     let mut n_planned = 0;

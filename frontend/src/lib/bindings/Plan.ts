@@ -3,6 +3,7 @@ import type { Alternative } from "./Alternative";
 import type { Budget } from "./Budget";
 import type { DataUse } from "./DataUse";
 import type { DiskEstimate } from "./DiskEstimate";
+import type { HostMemory } from "./HostMemory";
 import type { PlanItem } from "./PlanItem";
 import type { PlanWarning } from "./PlanWarning";
 import type { Price } from "./Price";
@@ -43,6 +44,10 @@ fits: boolean,
  * What is missing; 0 where it fits.
  */
 short_by_bytes: number, 
+/**
+ * System memory beside a card's; absent where the run trains in system memory.
+ */
+host: HostMemory | null, 
 /**
  * What to change where it does not fit, least harm first; each adds to those before.
  */

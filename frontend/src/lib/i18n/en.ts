@@ -368,6 +368,8 @@ export const en = {
     famActivations: "Activations",
     famRuntime: "Runtime",
     sum: "Planned peak",
+    host: "In system memory",
+    hostLabel: (pinned: string, free: string) => `${pinned} pinned in system memory, of ${free} free`,
     left: "Left free",
     over: "Short by",
     settings: "Proposed settings",

@@ -24,6 +24,10 @@ export const zhGpuReasons: Record<string, readonly [string, string]> = {
 /** Codes of errors and of advice on the hardware: what is so, what to do. A code that is not here is shown in the engine's words. */
 export const zhErrors: Record<string, readonly [string, string]> = {
   "plan.does_not_fit": ["这个运行放不下。", ""],
+  "plan.no_host_memory": [
+    "要放在系统内存里等待的内容比空闲的系统内存还多。",
+    "词嵌入、各层输入和层权重放在哪里请留空：方案会按空闲的系统内存来安排。",
+  ],
   "plan.batch_contradiction": ["批次的三个数互相矛盾。", "去掉其中一个。"],
   "plan.batch_not_divisible": ["有效批次不能整除。", "换一个能整除的值，或留空。"],
   "plan.out_of_range": ["有一个设置超出了允许的范围。", "改到允许的范围内。"],
@@ -70,13 +74,13 @@ export const zhErrors: Record<string, readonly [string, string]> = {
   "run.damaged": ["运行文件夹已损坏。", "删除损坏的文件，或开始新的运行。"],
   "run.nothing_to_learn": ["没有可以学习的内容。", "查看数据页的预览。"],
   "run.does_not_fit": ["这个运行放不下。", "按方案页的建议修改。"],
-  "run.out_of_memory": [
-    "内存不足，已用最省内存的方式仍无法继续。",
-    "关闭占用内存的其他程序后恢复运行，或用更短的长度、更低的秩或更小的模型开始新的运行。",
-  ],
   "run.over_budget": [
     "预演表明：即使用最省内存的方式，此运行也超出了可用的内存。",
     "请开始一个新的运行：它的方案会计入这次测得的用量，并给出放得下的设置或说明该改什么。也可以关闭占用内存的其他程序，再用 hearth resume 继续。",
+  ],
+  "run.out_of_memory": [
+    "内存不足，已用最省内存的方式仍无法继续。",
+    "关闭占用内存的其他程序后恢复运行，或用更短的长度、更低的秩或更小的模型开始新的运行。",
   ],
   "step.out_of_memory": ["内存不足。", "关闭占用内存的其他程序，或换用更小的模型或更短的长度。"],
   "model.out_of_memory": ["加载模型时内存不足。", "关闭占用内存的其他程序，或换用更小的模型。"],
@@ -123,6 +127,8 @@ export const zhItems: Record<string, string> = {
   slot: "反量化缓冲区",
   runtime: "线程与运行库",
   samples: "评估时的回答",
+  streamed: "各层权重（NF4）",
+  parked: "各层的输入",
   checkpoint: "检查点的副本",
   loading: "读取模型",
   cuda_context: "CUDA 上下文",
@@ -282,6 +288,7 @@ export const zhWarnings: Record<string, string> = {
   card_planned_only: "这是为显卡制定的方案；此引擎在处理器上训练。",
   very_long: "这个运行要花很长时间。更小的模型、更少的轮数或一张显卡会缩短它。",
   patience_without_evaluation: "提前结束需要留出样本，而现在没有留出。",
+  much_host_memory: "固定在系统内存里的内容超过了空闲内存的一半：其他程序可能会内存不足。",
   no_samples: "内存不足，评估时不回答留出的问题。",
   rank_over_width: "秩超过了层的宽度。",
   card_not_used: "电脑里有显卡，但此版本在处理器上训练。",

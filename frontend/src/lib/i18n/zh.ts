@@ -363,6 +363,8 @@ export const zh: Dictionary = {
     famActivations: "激活值",
     famRuntime: "运行时",
     sum: "计划峰值",
+    host: "系统内存",
+    hostLabel: (pinned, free) => `系统内存中固定 ${pinned}，空闲 ${free}`,
     left: "剩余",
     over: "还差",
     settings: "建议设置",

@@ -23,6 +23,14 @@ function mockPrice(prices: RunConfig["prices"], board_w: number | null, seconds:
   };
 }
 
+function mockHost(settings: Plan["settings"], { shape, hardware }: PlanRequest): Plan["host"] {
+  if (hardware.train_on !== "card") return null;
+  const bytes = settings.embedding_on_host ? shape.vocab_rows * shape.hidden * 2 : 0;
+  const embeddings = { name: "embeddings", label: "Embeddings", family: "weights" as const, bytes, changed_by: "embedding_on_host" };
+  const free_bytes = hardware.memory_available_bytes;
+  return { items: bytes > 0 ? [embeddings] : [], bytes, budget_bytes: free_bytes / 2, free_bytes };
+}
+
 /** A plan in the engine's form with figures that follow the settings roughly; for page tests only. */
 export function mockPlan(request: PlanRequest): Plan {
   const { config } = request;
@@ -221,6 +229,7 @@ export function mockPlan(request: PlanRequest): Plan {
     fits: planned <= budget,
     short_by_bytes: Math.max(0, planned - budget),
     remedies: planned <= budget ? [] : remedies(),
+    host: mockHost(settings, request),
     reasons: [
       reason(
         "rank",

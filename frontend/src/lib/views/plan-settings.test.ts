@@ -10,13 +10,13 @@ import type { PlanRequest } from "$lib/platform";
 import { model } from "$lib/stores/model.svelte";
 import { plan } from "$lib/stores/plan.svelte";
 
+import PlanBar from "./plan/PlanBar.svelte";
 import PlanSettings from "./plan/PlanSettings.svelte";
 
 const GIB = 2 ** 30;
 
-function show(trainOn: "card" | "processor", tied: boolean): void {
-  mockIPC(() => []);
-  const shape = { tied, max_positions: 8192, n_layers: 30 } as ModelShape;
+function made(trainOn: "card" | "processor", tied: boolean) {
+  const shape = { tied, max_positions: 8192, n_layers: 30, vocab_rows: 131_072, hidden: 4096 } as ModelShape;
   model.found = { model: { shape } } as Inspection;
   const hardware = {
     train_on: trainOn,
@@ -24,8 +24,13 @@ function show(trainOn: "card" | "processor", tied: boolean): void {
     memory_available_bytes: 24 * GIB,
     cards: [{ name: "RTX 3060", memory_bytes: 12 * GIB, compute_capability: "8.6", tensor_flops_per_s: 5e13 }],
   } as Hardware;
-  const made = mockPlan({ config: plan.draft, shape, hardware } as PlanRequest);
-  render(PlanSettings, { plan: made, reasons: made.reasons });
+  return mockPlan({ config: plan.draft, shape, hardware } as PlanRequest);
+}
+
+function show(trainOn: "card" | "processor", tied: boolean): void {
+  mockIPC(() => []);
+  const shown = made(trainOn, tied);
+  render(PlanSettings, { plan: shown, reasons: shown.reasons });
 }
 
 afterEach(() => {
@@ -57,4 +62,16 @@ test("the processor has no place for the embedding but its own, and its base is 
 test("a card's base is 16-bit or NF4", () => {
   show("card", true);
   expect(choices("setting-base")).toEqual(["half", "nf4"]);
+});
+
+test("what waits in system memory has a bar of its own, and none where nothing does", () => {
+  const bar = (trainOn: "card" | "processor", tied: boolean) => {
+    const { unmount } = render(PlanBar, { plan: made(trainOn, tied), label: "m", onCard: true, testid: "bar" });
+    const label = screen.queryByTestId("bar-host")?.getAttribute("aria-label") ?? null;
+    unmount();
+    return label;
+  };
+  expect(bar("card", false)).toBe("1.00 GiB pinned in system memory, of 24.00 GiB free");
+  expect(bar("card", true)).toBeNull();
+  expect(bar("processor", false)).toBeNull();
 });

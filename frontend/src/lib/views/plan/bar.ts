@@ -22,9 +22,9 @@ export interface FamilyRows {
   bytes: number;
 }
 
-export function families(plan: Plan, lang: Lang): FamilyRows[] {
+export function families(items: readonly PlanItem[], lang: Lang): FamilyRows[] {
   return FAMILIES.map(({ family, token, shades }) => {
-    const rows = plan.items
+    const rows = items
       .filter((item) => item.family === family && item.bytes > 0)
       .map((item, i) => ({
         ...item,
