@@ -96,11 +96,11 @@ fn parts(cell: &str) -> ([&str; 3], [usize; 3]) {
 fn prepare(cell: &str, folder: &Path) {
     let ([model, ..], [length, ..]) = parts(cell);
     write_model(&folder.join("model"), model);
-    // Longer than the length, so that every sequence is full. A digit is a token, so the prompt, nearly all of a sequence, stays
-    // within the length: the plan foresees prompts as long as the sequences, and answers to shorter ones take less.
+    // Longer than the length, so that every sequence is full. A digit is a token, so the prompt is half of a sequence: the run's plan
+    // counts the prompts that it asks, not the longest that there could be.
     let words =
         |n_bytes: usize| -> String { (0..n_bytes).map(|i| char::from(b'0' + (i * i % 7 + i % 3) as u8)).collect() };
-    let example = json!({ "prompt": words(length * 19 / 20), "completion": words(4 * length) }).to_string();
+    let example = json!({ "prompt": words(length / 2), "completion": words(4 * length) }).to_string();
     fs::write(folder.join("data.jsonl"), format!("{example}\n").repeat(N_EXAMPLES))
         .expect("the examples can be written");
 }

@@ -611,6 +611,9 @@ pub struct Settings {
     pub evaluate_every_steps: usize,
     pub patience: Option<usize>,
     pub n_samples: usize,
+    /// Tokens of the prompts that are answered at an evaluation, all together; absent where they are not known yet.
+    #[serde(default)]
+    pub sample_tokens: Option<usize>,
     pub checkpoints: CheckpointConfig,
     #[serde(default = "yes")]
     pub rehearsal: bool,
@@ -654,6 +657,7 @@ impl Default for Settings {
             evaluate_every_steps: 1,
             patience: None,
             n_samples: 0,
+            sample_tokens: None,
             checkpoints: CheckpointConfig::default(),
             rehearsal: true,
             governor: GovernorConfig::default(),

@@ -178,6 +178,12 @@ pub(super) fn bytes(shape: &ModelShape, lora: &LoraConfig, compute: ComputeDtype
         + positions * 4 * shape.head_dim as u64
 }
 
+/// A layer's cache before the first row.
+fn no_rows(model: &Model) -> Result<(Tensor, Held)> {
+    let held = Held::new();
+    Ok((held.zeros((0, 2 * model.shape.kv_dim()), model.dtype(), model.device(), Site::Cache)?, held))
+}
+
 impl<'a> Blocks<'a> {
     /// `slot` is where a quantised base is dequantised; one of its own where nobody lends one.
     pub(super) fn new(model: &'a Model, adapter: Option<&'a Adapter>, slot: Option<Slot>) -> Result<Self> {
@@ -185,10 +191,6 @@ impl<'a> Blocks<'a> {
         if let Some(adapter) = adapter {
             model.place_adapter(adapter, slot.as_ref())?;
         }
-        let empty = || {
-            let held = Held::new();
-            Ok((held.zeros((0, 2 * shape.kv_dim()), model.dtype(), device, Site::Cache)?, held))
-        };
         let held = Held::new();
         Ok(Self {
             model,
@@ -196,7 +198,7 @@ impl<'a> Blocks<'a> {
             heads: Heads { n_heads: shape.n_heads, n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim },
             slot: slot.map_or_else(|| model.slot(&held), Ok)?,
             _held: held,
-            cache: (0..shape.n_layers).map(|_| empty()).collect::<Result<_>>()?,
+            cache: (0..shape.n_layers).map(|_| no_rows(model)).collect::<Result<_>>()?,
             rotations: (rope::table(&shape.rope.frequencies(shape.head_dim), 0, device)?, Held::new()),
             work: Work::new(model, 0)?,
             head: Head::new(model, 0)?,
@@ -213,7 +215,9 @@ impl<'a> Blocks<'a> {
         n_kept: usize,
     ) -> Result<()> {
         let (shape, device) = (&self.model.shape, self.model.device());
+        // What is replaced goes first, so that never more is held than is asked for.
         if n_rows > self.work.capacity() {
+            self.work = Work::new(self.model, 0)?;
             self.work = Work::new(self.model, n_rows)?;
         }
         if n_positions > self.rotations.0.dim(0)? {
@@ -224,6 +228,9 @@ impl<'a> Blocks<'a> {
         }
         for layer in &mut self.cache {
             if n_cache_rows > layer.0.dim(0)? {
+                if n_kept == 0 {
+                    *layer = no_rows(self.model)?;
+                }
                 let n = n_cache_rows.next_multiple_of(CACHE_STEP);
                 let held = Held::new();
                 let grown = held.zeros((n, 2 * shape.kv_dim()), self.model.dtype(), device, Site::Cache)?;
@@ -324,13 +331,16 @@ impl<'a> Blocks<'a> {
     /// Copies the keys and values of `n` rows from the cache's first row on to the rows from each of `starts` on,
     /// which are ascending and past them.
     pub(super) fn copy_first_rows(&mut self, n: usize, starts: &[usize]) -> Result<()> {
-        let kv = 2 * self.model.shape.kv_dim();
-        let held = Held::new();
-        let shared = held.zeros((n, kv), self.model.dtype(), self.model.device(), Site::Cache)?;
+        // No tensor is copied within itself: the rows go through a buffer of which no row in flight has need now.
+        let through = self.work.qkv.narrow(1, 0, 2 * self.model.shape.kv_dim())?;
         for (layer, _) in &self.cache {
-            place(&shared, &layer.narrow(0, 0, n)?)?;
-            for &start in starts {
-                place(&layer.narrow(0, start, n)?, &shared)?;
+            for first in (0..n).step_by(self.work.capacity().max(1)) {
+                let n = (n - first).min(self.work.capacity());
+                let shared = through.narrow(0, 0, n)?;
+                place(&shared, &layer.narrow(0, first, n)?)?;
+                for &start in starts {
+                    place(&layer.narrow(0, start + first, n)?, &shared)?;
+                }
             }
         }
         Ok(())

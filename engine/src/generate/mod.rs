@@ -65,31 +65,33 @@ impl GenerateOptions {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) n_prompts: usize,
-    /// Tokens of the longest prompt.
+    /// Tokens of all prompts.
     pub(crate) prompt_tokens: usize,
+    /// Tokens of the longest one.
+    pub(crate) longest_tokens: usize,
     pub(crate) max_new_tokens: usize,
     /// Keys and values held at once, see [`Generator::beside_training`].
     pub(crate) cache_bytes: usize,
 }
 
-/// Most bytes that answering takes beside the model, the adapter and a lent slot; what prompts have in common only makes it less.
+/// Most bytes that answering takes beside the model, the adapter and a lent slot.
 pub(crate) fn most_bytes(shape: &ModelShape, lora: &LoraConfig, compute: ComputeDtype, asked: &Asked) -> u64 {
     if asked.n_prompts == 0 {
         return 0;
     }
-    let element = compute.size_bytes();
-    let prompt_tokens = asked.prompt_tokens.min(shape.max_positions);
-    let n_positions = (prompt_tokens + asked.max_new_tokens).min(shape.max_positions);
-    // As `Generator::wave` divides them: any prompts that the cache may hold at once, or a single longer one.
-    let cached = n_positions - 1;
-    let n_cache_rows = (asked.n_prompts * cached).min(cache_rows(shape, element, asked.cache_bytes)).max(cached);
+    let Asked { n_prompts, prompt_tokens, longest_tokens, max_new_tokens, cache_bytes } = *asked;
+    let longest_tokens = longest_tokens.min(shape.max_positions);
+    let n_positions = (longest_tokens + max_new_tokens).min(shape.max_positions);
+    // As `Generator::wave` divides them: any prompts that the cache may hold at once, or a single longer one. The last token of an
+    // answer is never read again.
+    let cached = (prompt_tokens + n_prompts * max_new_tokens.saturating_sub(1)).min(n_prompts * (n_positions - 1));
+    let n_cache_rows = cached.min(cache_rows(shape, compute.size_bytes(), cache_bytes)).max(n_positions - 1);
     // Those that wait at once are in one cache.
-    let n_rows = (asked.n_prompts * prompt_tokens).min(n_cache_rows).clamp(asked.n_prompts.min(ROWS), ROWS);
-    let room = Room { n_rows, n_cache_rows, n_positions, n_head_rows: asked.n_prompts };
-    // The common beginning on its way to the other prompts, and the logits as they are read.
-    let copied = if asked.n_prompts > 1 { (prompt_tokens * 2 * shape.kv_dim()) as u64 * element } else { 0 };
-    let logits = (asked.n_prompts.min(ROWS) * shape.vocab_rows) as u64 * ComputeDtype::F32.size_bytes();
-    blocks::bytes(shape, lora, compute, room) + copied.max(logits)
+    let n_rows = prompt_tokens.min(n_cache_rows).clamp(n_prompts.min(ROWS), ROWS);
+    let room = Room { n_rows, n_cache_rows, n_positions, n_head_rows: n_prompts };
+    // The logits as they are read.
+    let logits = (n_prompts.min(ROWS) * shape.vocab_rows) as u64 * ComputeDtype::F32.size_bytes();
+    blocks::bytes(shape, lora, compute, room) + logits
 }
 
 /// Rows of a cache of so many bytes.

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::layout::{self, Item, Layout};
 use super::{Family, PlanItem, cost};
-use crate::config::{BaseFormat, Settings, Target};
+use crate::config::{BaseFormat, OptimizerKind, Settings, Target};
 use crate::generate::{Asked, most_bytes};
 use crate::hardware::TrainOn;
 use crate::model::ModelShape;
@@ -53,7 +53,7 @@ fn beside(shape: &ModelShape, settings: &Settings, layout: &Layout) -> Vec<Item>
     let room = Family::Activations;
     let between = [
         item("samples", "Answers at evaluations", room, sample_bytes(shape, settings), Some("n_samples")),
-        item("checkpoint", "Copy for a checkpoint", room, checkpoint_bytes(shape, settings), Some("rank")),
+        item("checkpoint", "Copies for a checkpoint", room, checkpoint_bytes(shape, settings), Some("rank")),
         item("loading", "Reading the model", room, loading_bytes(shape, settings, layout), None),
     ];
     // One after the other, so only the largest counts; the first of equal ones.
@@ -96,21 +96,28 @@ pub(super) fn with_overhead(mut items: Vec<PlanItem>, bytes: u64) -> Vec<PlanIte
 
 /// Keys, values and rows in flight of the answers that an evaluation ends with. They are dequantised in the step's own slot.
 fn sample_bytes(shape: &ModelShape, settings: &Settings) -> u64 {
+    let prompt_tokens = settings.sample_tokens.unwrap_or(settings.n_samples * settings.length);
     let asked = Asked {
         n_prompts: settings.n_samples,
+        prompt_tokens,
         // Longer ones are not asked.
-        prompt_tokens: settings.length,
+        longest_tokens: settings.length.min(prompt_tokens),
         max_new_tokens: SAMPLE_TOKENS,
         cache_bytes: SAMPLE_CACHE_BYTES,
     };
     most_bytes(shape, &settings.lora, settings.compute, &asked)
 }
 
-/// The copy of the adapter that a checkpoint is written from; a card's goes to system memory.
+/// The copy of the adapter that a checkpoint is written from, and one of the optimizer's largest tensor, for which the process takes new
+/// memory although the former is done with; a card's go to system memory.
 fn checkpoint_bytes(shape: &ModelShape, settings: &Settings) -> u64 {
+    let moment_bytes = match settings.optimizer {
+        OptimizerKind::AdamW32 => 4,
+        OptimizerKind::AdamW8 => 1,
+    };
     match settings.train_on {
         TrainOn::Card => 0,
-        TrainOn::Processor => 4 * cost::lora_elements(shape, &settings.lora),
+        TrainOn::Processor => (4 + moment_bytes) * cost::lora_elements(shape, &settings.lora),
     }
 }
 
@@ -220,6 +227,7 @@ fn takes_as_much(a: &Settings, b: &Settings) -> bool {
         evaluate_every_steps: _,
         patience: _,
         n_samples,
+        sample_tokens,
         checkpoints: _,
         rehearsal: _,
         governor: _,
@@ -229,6 +237,6 @@ fn takes_as_much(a: &Settings, b: &Settings) -> bool {
         && (*train_on, *base, *compute, *optimizer) == (b.train_on, b.base, b.compute, b.optimizer)
         && (*recompute, *n_layers_eased, *mlp_rows) == (b.recompute, b.n_layers_eased, b.mlp_rows)
         && (*embedding_on_host, *offload_inputs) == (b.embedding_on_host, b.offload_inputs)
-        && (*n_layers_streamed, *n_layers_cached) == (b.n_layers_streamed, b.n_layers_cached)
+        && (*n_layers_streamed, *sample_tokens) == (b.n_layers_streamed, b.sample_tokens)
         && (lora.rank, lora.dropout, &lora.targets) == (b.lora.rank, b.lora.dropout, &b.lora.targets)
 }

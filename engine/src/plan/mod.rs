@@ -250,6 +250,14 @@ impl Plan {
             remedies: self.remedies.clone(),
         })
     }
+
+    /// The same plan where it is known which prompts are answered at an evaluation: so many, with so many tokens together.
+    pub(crate) fn set_samples(&mut self, shape: &ModelShape, n_samples: usize, sample_tokens: usize) {
+        (self.settings.n_samples, self.settings.sample_tokens) = (n_samples, Some(sample_tokens));
+        let overhead: u64 = self.items.iter().filter(|i| i.family == Family::Runtime).map(|i| i.bytes).sum();
+        self.items = beside::with_overhead(beside::items(shape, &self.settings), overhead);
+        self.planned_bytes = self.items.iter().map(|item| item.bytes).sum();
+    }
 }
 
 /// Resolves `config` for `shape`, `data` and `hardware`. `data` describes the examples at their full length, before
@@ -300,6 +308,7 @@ fn planned(
         disk,
         alternatives: if with_others { alternatives(&task, config, &proposal) } else { Vec::new() },
         items: task.items(&proposal.settings),
+        host: task.host(&proposal.settings),
         planned_bytes: proposal.planned_bytes,
         budget_bytes: proposal.budget.budget_bytes,
         budget: proposal.budget,
@@ -308,7 +317,6 @@ fn planned(
         settings: proposal.settings,
     })
 }
-        host: task.host(&proposal.settings),
 
 /// Elements of all A and B.
 fn trained(shape: &ModelShape, settings: &Settings) -> u64 {

@@ -860,7 +860,8 @@ fn the_peak_covers_the_answers_of_an_evaluation_and_the_copy_of_a_checkpoint() {
     let mut roomy = no_card();
     (roomy.memory_total_bytes, roomy.memory_available_bytes) = (64 << 30, 60 << 30);
     let plain = plan_of(&asked, &roomy);
-    assert_eq!((item(&plain, "samples"), item(&plain, "checkpoint")), (0, 4 * plain.n_trained));
+    // Of the adapter, and of one moment in 8 bit.
+    assert_eq!((item(&plain, "samples"), item(&plain, "checkpoint")), (0, 5 * plain.n_trained));
     assert_eq!(plain.settings.n_samples, 0);
 }
 
@@ -914,4 +915,27 @@ fn remembered_sums_are_those_of_the_layout() {
         assert_eq!(sums.of(&shape, &s), beside::Sum::of(&shape, &s), "{s:?}");
         assert_eq!(sums.of(&shape, &s).planned_bytes, planned_bytes(&shape, &s));
     }
+}
+
+#[test]
+fn a_plan_that_knows_the_prompts_counts_these_and_nothing_else_changes() {
+    let (shape, data) = (smollm(), examples(500, 20, 500));
+    let bound = plan(&shape, &data, &config(), &no_card()).expect("planned");
+    let samples = |plan: &Plan| plan.items.iter().find(|item| item.name == "samples").map_or(0, |item| item.bytes);
+    let mut known = bound.clone();
+    known.set_samples(&shape, 3, 3 * bound.settings.length);
+    assert_eq!((known.planned_bytes, samples(&known)), (bound.planned_bytes, samples(&bound)));
+    known.set_samples(&shape, 2, 90);
+    assert!(samples(&known) < samples(&bound));
+    assert_eq!(known.items.iter().map(|item| item.bytes).sum::<u64>(), known.planned_bytes);
+    known.set_samples(&shape, 0, 0);
+    assert_eq!((samples(&known), known.settings.n_samples), (0, 0));
+    let rest = |plan: &Plan| {
+        plan.items
+            .iter()
+            .filter(|i| !["samples", "checkpoint", "loading"].contains(&i.name.as_str()))
+            .cloned()
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(rest(&known), rest(&bound));
 }

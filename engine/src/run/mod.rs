@@ -27,6 +27,7 @@ pub mod memory;
 pub mod output;
 mod prepare;
 pub mod process;
+mod prompts;
 mod rehearsal;
 mod schedule;
 mod session;
@@ -42,10 +43,9 @@ pub use events::{Follower, History, Notice};
 pub use governor::Pace;
 pub use inspection::{InspectedDataset, InspectedExample, InspectedModel, InspectedToken, Inspection, inspect};
 pub use prepare::{Opened, sentence};
+pub use prompts::{Prompt, prompts};
 pub use rehearsal::{Expectation, Rehearsal, TimedBatch, remember_outcome};
 pub use schedule::{Schedule, dropout_seed};
-pub use session::{
-    Prompt, Resumed, ask_continue, ask_pause, ask_stop, create, govern, load_adapter, prompts, resume, train,
-};
+pub use session::{Resumed, ask_continue, ask_pause, ask_stop, create, govern, load_adapter, resume, train};
 pub use store::{Inputs, RunFolder, RunRecord, RunState, RunSummary, home, list, runs_dir};
 pub use training::Outcome;

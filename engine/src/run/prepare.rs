@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 use super::checkpoint::hash_file;
 use super::cursor;
 use super::error::Error;
+use super::prompts::Prompts;
 use super::store::Inputs;
 use super::{governor, output};
 use crate::config::{FORMAT_VERSION, RunConfig, Settings};
@@ -143,6 +144,9 @@ pub(crate) fn prepare(mut config: RunConfig, hardware: &Hardware, runs_dir: &Pat
         plan.time.total_s *= settings.n_steps as f64 / plan.time.n_steps.max(1) as f64;
         plan.time.n_steps = settings.n_steps;
     }
+    // The plan foresees prompts as long as sequences; now those that are asked are known.
+    let prompts = Prompts::choose(&opened, &samples.held_out, plan.settings.n_samples, plan.settings.length)?;
+    plan.set_samples(opened.source.shape(), prompts.ids.len(), prompts.ids.iter().map(Vec::len).sum());
     let inputs = inputs(&config)?;
     Ok(Prepared { config, opened, samples, plan, inputs })
 }

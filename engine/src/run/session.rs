@@ -1,6 +1,5 @@
 //! From a config or a run folder to a trained adapter: who opens what, and in which order.
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use candle_core::Device;
@@ -16,21 +15,21 @@ use super::lock::RunLock;
 use super::memory::{MemoryMeter, card_uuids, make_device};
 use super::output;
 use super::prepare::{Opened, Prepared, Samples, check_unchanged, prepare};
+use super::prompts::Prompts;
 use super::rehearsal::{self, Rehearsal, Scene};
 use super::store::{RunFolder, RunRecord};
-use super::training::{Answer, Outcome, Training};
+use super::training::{Outcome, Training};
 use crate::config::{FORMAT_VERSION, GovernorConfig, RunConfig, Settings};
-use crate::data::{Batch, Sample};
+use crate::data::Batch;
 use crate::error::Explain;
 use crate::event::{FinishReason, TrainEvent};
 use crate::export;
 use crate::format;
-use crate::generate::{GenerateOptions, Generator};
 use crate::hardware::{self, Hardware};
 use crate::model::{Adapter, Model, ModelShape, ModelSource};
 use crate::ops::memory::{self, Held, Site};
+use crate::plan::Family;
 use crate::plan::layout::layout;
-use crate::plan::{self, Family};
 use crate::step::{self, Trainer};
 
 /// Name of the file with the rows that are left out or cut.
@@ -293,6 +292,7 @@ fn run(
         rehearsed
     } else {
         rehearsed
+    };
     if let Some(rehearsal) = rehearsed.as_ref().filter(|_| training.state.rung.is_none()) {
         match training.keep_within(plan.budget_bytes, rehearsal) {
             // Whoever takes it up all the same was told.
@@ -300,7 +300,6 @@ fn run(
             other => other?,
         }
     }
-    };
     training.expected = rehearsed.map(|rehearsal| rehearsal.pace());
     training.run()
 }
@@ -395,88 +394,7 @@ fn report_rows(
     folder.write_json(PROBLEMS, problems)
 }
 
-/// Held-out prompts that are answered at each evaluation.
-struct Prompts {
-    ids: Vec<Vec<u32>>,
-    /// Prompt and wanted answer, readable.
-    texts: Vec<(String, String)>,
-    max_new_tokens: usize,
-}
-
-impl Prompts {
-    /// Up to `n` prompts of at most `length` tokens, what the training sees at most.
-    fn choose(opened: &Opened, held_out: &[Sample], n: usize, length: usize) -> Result<Self, Error> {
-        let dataset = opened.held_out.as_ref().unwrap_or(&opened.dataset);
-        let mut prompts = Prompts { ids: Vec::new(), texts: Vec::new(), max_new_tokens: 0 };
-        for sample in held_out {
-            if prompts.ids.len() == n {
-                break;
-            }
-            let Ok(i) = dataset.examples.binary_search_by_key(&sample.row, |e| e.row) else { continue };
-            let Some((ids, prompt, wanted)) = opened.encoder.prompt_of(&dataset.examples[i])? else { continue };
-            // A byte count is a fair bound: few tokens are shorter than two bytes.
-            let n_new = (wanted.len() / 2 + 8).clamp(16, plan::SAMPLE_TOKENS);
-            if ids.len() > length || ids.len() + n_new > opened.source.shape().max_positions {
-                continue;
-            }
-            prompts.max_new_tokens = prompts.max_new_tokens.max(n_new);
-            prompts.ids.push(ids);
-            prompts.texts.push((prompt, wanted));
-        }
-        Ok(prompts)
-    }
-
-    fn answer(&self, trainer: &Trainer, opened: &Opened) -> Result<Vec<Answer>, Error> {
-        if self.ids.is_empty() {
-            return Ok(Vec::new());
-        }
-        let options = GenerateOptions {
-            max_new_tokens: self.max_new_tokens,
-            temperature: 0.0,
-            top_p: 1.0,
-            seed: 0,
-            stop_ids: opened.encoder.stop_ids().to_vec(),
-        };
-        let (model, adapter) = (trainer.model(), trainer.adapter());
-        let mut generator = Generator::beside_training(model, adapter, trainer.slot(), plan::SAMPLE_CACHE_BYTES)?;
-        let answers = generator.generate(&self.ids, &options, &mut |_, _| ControlFlow::Continue(()))?;
-        let answers = answers.iter().zip(&self.texts).map(|(ids, (prompt, wanted))| Answer {
-            prompt: prompt.clone(),
-            answer: opened.encoder.decode(ids, true),
-            wanted: wanted.clone(),
-        });
-        Ok(answers.collect())
-    }
-}
-
-/// A prompt of a run's data with the answer that the file gives.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prompt {
-    /// As the model gets it.
-    pub input_ids: Vec<u32>,
-    /// As people read it.
-    pub text: String,
-    /// The answer in the file.
-    pub wanted: String,
-}
-
-/// Up to `n` prompts of a run's held-out examples, of its training examples where nothing is held out.
-///
-/// # Errors
-/// Model or data cannot be opened any more.
-pub fn prompts(record: &RunRecord, n: usize) -> Result<Vec<Prompt>, Error> {
-    let opened = Opened::open(&record.given, record.date.as_deref())?;
-    let samples = Samples::make(&opened, &record.given, &record.resolved)?;
-    let length = record.resolved.length;
-    let mut chosen = Prompts::choose(&opened, &samples.held_out, n, length)?;
-    if chosen.ids.is_empty() && opened.held_out.is_none() {
-        chosen = Prompts::choose(&opened, &samples.train, n, length)?;
-    }
-    let prompts = chosen.ids.into_iter().zip(chosen.texts);
-    Ok(prompts.map(|(input_ids, (text, wanted))| Prompt { input_ids, text, wanted }).collect())
-}
-
-/// Puts the adapter of a run's checkpoint into the device's memory: of `step`, or the best one, or the newest where none was
+/// Puts the adapter of a run's checkpoint into memory: of `step`, or the best one, or the newest where none was
 /// evaluated. Returns it with its step.
 ///
 /// # Errors

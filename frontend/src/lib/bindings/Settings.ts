@@ -45,4 +45,8 @@ head_rows: number, optimizer: OptimizerKind, learning_rate: number, beta1: numbe
 /**
  * Optimizer steps of the whole run.
  */
-n_steps: number, evaluate_every_steps: number, patience: number | null, n_samples: number, checkpoints: CheckpointConfig, rehearsal: boolean, governor: GovernorConfig, seed: number, };
+n_steps: number, evaluate_every_steps: number, patience: number | null, n_samples: number, 
+/**
+ * Tokens of the prompts that are answered at an evaluation, all together; absent where they are not known yet.
+ */
+sample_tokens: number | null, checkpoints: CheckpointConfig, rehearsal: boolean, governor: GovernorConfig, seed: number, };

@@ -147,6 +147,7 @@ export function mockPlan(request: PlanRequest): Plan {
     evaluate_every_steps: config.evaluation.every_steps ?? 20,
     patience: null,
     n_samples: 3,
+    sample_tokens: null,
     checkpoints: config.checkpoints,
     rehearsal: config.rehearsal,
     governor: config.governor,
@@ -228,8 +229,8 @@ export function mockPlan(request: PlanRequest): Plan {
     },
     fits: planned <= budget,
     short_by_bytes: Math.max(0, planned - budget),
-    remedies: planned <= budget ? [] : remedies(),
     host: mockHost(settings, request),
+    remedies: planned <= budget ? [] : remedies(),
     reasons: [
       reason(
         "rank",
