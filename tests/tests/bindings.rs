@@ -66,6 +66,7 @@ fn committed_files() -> BTreeMap<&'static str, &'static str> {
         "GpuSetupReason",
         "Hardware",
         "Host",
+        "HostMemory",
         "InspectedDataset",
         "InspectedExample",
         "InspectedModel",

@@ -101,8 +101,10 @@ mod tests {
             let (a, b) = (random(&[4, 3], 1)?, random(&[2, 3], 2)?);
             let on = |t: &Tensor| t.to_device(&device);
             let buffer = on(&zeros(&[6, 3])?)?;
-            parking.put(0, &on(&a)?)?;
-            parking.put(1, &on(&b)?)?;
+            // Kept until they have gone: memory that is given back may be written by others.
+            let sources = [on(&a)?, on(&b)?];
+            parking.put(0, &sources[0])?;
+            parking.put(1, &sources[1])?;
             parking.wait(0)?;
             parking.fetch(0, &buffer.narrow(0, 1, 4)?)?;
             parking.wait(0)?;

@@ -51,7 +51,7 @@ impl Pair {
         let load = |precision, device: &Device| -> Result<Self, Failure> {
             let (adapter, _) = run::load_adapter(folder, record, &source, step, device)?;
             let model = Model::load(&source, &settings.lora, precision, device)?;
-            Ok(Self { encoder: Encoder::new(&bundle)?, model, adapter: Some(adapter) })
+            Ok(Self { encoder, model, adapter: Some(adapter) })
         };
         match card(folder, record) {
             Some(card) => load(settings.into(), &card),

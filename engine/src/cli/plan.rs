@@ -2,6 +2,7 @@ use std::path::{Path, PathBuf};
 
 use hearth_engine::config::{BaseFormat, RunConfig};
 use hearth_engine::data::DataStats;
+use hearth_engine::error::Explain;
 use hearth_engine::format;
 use hearth_engine::hardware::{self as machine, CardStore, Hardware, Profile};
 use hearth_engine::model::{Catalogue, CatalogueModel, ModelShape, ModelSource};

@@ -237,6 +237,7 @@ fn takes_as_much(a: &Settings, b: &Settings) -> bool {
         && (*train_on, *base, *compute, *optimizer) == (b.train_on, b.base, b.compute, b.optimizer)
         && (*recompute, *n_layers_eased, *mlp_rows) == (b.recompute, b.n_layers_eased, b.mlp_rows)
         && (*embedding_on_host, *offload_inputs) == (b.embedding_on_host, b.offload_inputs)
-        && (*n_layers_streamed, *sample_tokens) == (b.n_layers_streamed, b.sample_tokens)
+        && (*n_layers_streamed, *n_layers_cached, *sample_tokens)
+            == (b.n_layers_streamed, b.n_layers_cached, b.sample_tokens)
         && (lora.rank, lora.dropout, &lora.targets) == (b.lora.rank, b.lora.dropout, &b.lora.targets)
 }

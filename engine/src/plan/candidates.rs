@@ -72,6 +72,7 @@ impl Task<'_> {
             // As many as there are, or more, is the whole micro-batch.
             mlp_rows: config.mlp_rows.filter(|&rows| rows < settings.max_tokens()),
             n_layers_streamed: config.n_layers_streamed.unwrap_or(0),
+            n_layers_cached: config.n_layers_cached.unwrap_or(0),
             ..settings
         }
     }

@@ -296,7 +296,7 @@ impl<'a> Task<'a> {
                 let mut candidates = self.candidates(&frame, base, &modes(config), &frame.splits, head_rows);
                 candidates.retain(|candidate| frame.holds(candidate));
                 if let Some(best) = self.fastest_of(&frame, candidates) {
-                    return Ok(self.proposal(&frame, best));
+                    return Ok(self.proposal(&frame, self.caching(&frame, best)));
                 }
             }
         }
@@ -338,6 +338,25 @@ impl<'a> Task<'a> {
         let most = speeds.iter().copied().fold(0.0, f64::max);
         let near = candidates.into_iter().zip(speeds).filter(|(_, speed)| *speed >= most * (1.0 - TIE));
         near.map(|(candidate, _)| candidate).min_by_key(|candidate| candidate.planned_bytes)
+    }
+
+    /// `best` with as many layers' weights kept dequantised as its memory has room for, where that is worth it.
+    fn caching(&self, frame: &Frame, best: Candidate) -> Candidate {
+        if frame.config.n_layers_cached.is_some() || best.settings.base != BaseFormat::Nf4 {
+            return best;
+        }
+        let with = |n_layers_cached| {
+            let settings = Settings { n_layers_cached, ..best.settings.clone() };
+            Candidate { planned_bytes: self.bytes(&settings), settings }
+        };
+        let layer_bytes = with(1).planned_bytes.saturating_sub(best.planned_bytes).max(1);
+        let n = frame.budget.budget_bytes.saturating_sub(best.planned_bytes) / layer_bytes;
+        // Streamed layers are dequantised from where they come to.
+        let most = self.shape.n_layers - best.settings.n_layers_streamed.min(self.shape.n_layers);
+        let caching = with(usize::try_from(n).map_or(most, |n| n.min(most)));
+        let speed = |candidate: &Candidate| self.time(frame, &candidate.settings).tokens_per_s;
+        let is_worth_it = speed(&caching) > speed(&best) * (1.0 + TIE);
+        if is_worth_it && frame.holds(&caching) { caching } else { best }
     }
 
     fn frame<'c>(&self, config: &'c RunConfig, budget: &'c Budget, length: usize) -> Result<Frame<'c>, Error> {
@@ -401,7 +420,8 @@ impl<'a> Task<'a> {
         let flops = Flops::per_token(self.shape, &settings.lora, recompute, attended, learned);
         let tokens = sequence_tokens * settings.micro_batch as f64;
         let mlp_parts = settings.mlp_rows.map_or(1.0, |rows| (tokens / rows as f64).max(1.0));
-        let load = Load { base: settings.base, recompute, tokens, flops, mlp_parts };
+        let cached = settings.n_layers_cached.min(self.shape.n_layers) as f64 / self.shape.n_layers as f64;
+        let load = Load { base: settings.base, recompute, tokens, flops, mlp_parts, cached };
         let mut speed = cost::speed(self.shape, self.hardware, &self.rates, settings, &load, attended, learned);
         let waiting_s = cost::waiting_s(self.shape, self.hardware, settings, &load, tokens / speed.tokens_per_s);
         speed.tokens_per_s = tokens / (tokens / speed.tokens_per_s + waiting_s);

@@ -14,8 +14,9 @@ use crate::hardware::TrainOn;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
 #[ts(export)]
 pub struct Reason {
-    /// Stable name: `rank`, `length`, `packing`, `batch`, `recompute`, `host_memory` (where something waits there), `optimizer`,
-    /// `base`, `compute` (where it is f16 or chosen), `learning_rate`, `epochs`, `warmup`, `evaluation`.
+    /// Stable name: `rank`, `length`, `packing`, `batch`, `recompute`, `host_memory` (where something waits there), `weight_cache`
+    /// (where there is one), `optimizer`, `base`, `compute` (where it is f16 or chosen), `learning_rate`, `epochs`, `warmup`,
+    /// `evaluation`.
     pub setting: String,
     /// As shown, "2 × 8 = 16".
     pub value: String,

@@ -315,6 +315,17 @@ pub(crate) fn hash_file(path: &Path) -> io::Result<(u64, String)> {
     Ok((bytes, format::hex(&hash.finalize())))
 }
 
+fn folder_bytes(folder: &Path) -> io::Result<u64> {
+    fs::read_dir(folder)?.map(|entry| Ok(entry?.metadata()?.len())).sum()
+}
+
+fn remove_folder(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -394,7 +394,7 @@ fn report_rows(
     folder.write_json(PROBLEMS, problems)
 }
 
-/// Puts the adapter of a run's checkpoint into memory: of `step`, or the best one, or the newest where none was
+/// Puts the adapter of a run's checkpoint into the device's memory: of `step`, or the best one, or the newest where none was
 /// evaluated. Returns it with its step.
 ///
 /// # Errors

@@ -15,7 +15,7 @@ use crate::model::shape::Rope;
 use crate::ops::memory::{Held, Site};
 use crate::plan::ladder::{Rung, next_rung};
 use crate::plan::layout::layout;
-use crate::step;
+use crate::step::{self, LossScale};
 
 const N: usize = 16;
 

@@ -419,7 +419,7 @@ impl Trainer {
         self.buffers.as_ref().map(|buffers| buffers.slot.clone())
     }
 
-    /// Gradients summed so far, by the adapter's names.
+    /// Gradients summed so far, by the adapter's names; in f16 times the scale of the loss.
     pub fn gradients(&self) -> Adapter {
         self.adapter.with_flat(self.gradients.clone())
     }

@@ -1,6 +1,7 @@
 //! The real window, driven: a driver of its own, one session at a time, waits with a reason when they fail.
 
 use std::{
+    fs,
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -62,9 +63,19 @@ impl Driver {
             }
         };
         session.set_window_rect(0, 0, 1280, 800).await?;
-        let studio = Studio { session };
+        let studio = Studio { session, programs: self.children()? };
         studio.wait("app", SOON).await?;
         Ok(studio)
+    }
+
+    /// The programs that the driver has started.
+    fn children(&self) -> Outcome<Vec<PathBuf>> {
+        let mut found = Vec::new();
+        for thread in fs::read_dir(format!("/proc/{}/task", self.process.id()))? {
+            let children = fs::read_to_string(thread?.path().join("children"))?;
+            found.extend(children.split_whitespace().map(|id| Path::new("/proc").join(id)));
+        }
+        Ok(found)
     }
 }
 
@@ -96,6 +107,8 @@ pub(crate) fn screenshots() -> PathBuf {
 /// An open window.
 pub(crate) struct Studio {
     session: WebDriver,
+    /// Its process, as a folder that is there while it lives.
+    programs: Vec<PathBuf>,
 }
 
 impl Studio {
@@ -250,7 +263,8 @@ impl Studio {
                     bar.getBoundingClientRect();
                     const all = performance.now() - begun;
                     taken.push([all - waited, all]);
-                    await new Promise((resolve) => setTimeout(resolve, 50));
+                    // Without a graphics device both cores are at work on the frame for a while.
+                    await new Promise((resolve) => setTimeout(resolve, 100));
                 }
                 window.fetch = ask;
                 done(taken);
@@ -313,14 +327,23 @@ impl Studio {
 
     async fn keep_picture(&self, name: &str) -> Outcome<()> {
         let folder = screenshots();
-        std::fs::create_dir_all(&folder)?;
+        fs::create_dir_all(&folder)?;
         self.session.screenshot(&folder.join(format!("{name}.png"))).await?;
         Ok(())
     }
 
-    /// Closes the window the hard way, as a crash would: the session's end takes the whole program with it.
+    /// Closes the window the hard way, as a crash would: the session's end takes the whole program with it. The driver
+    /// answers up to a tenth of a second before: a window that is opened then finds this one there and leaves it to it.
     pub(crate) async fn close(self) -> Outcome<()> {
-        Ok(self.session.quit().await?)
+        self.session.quit().await?;
+        let deadline = Instant::now() + SOON;
+        while self.programs.iter().any(|program| program.exists()) {
+            if Instant::now() > deadline {
+                return Err("the window was closed and its program lives on".into());
+            }
+            tokio::time::sleep(GLANCE).await;
+        }
+        Ok(())
     }
 
     /// Does `work`; where it fails, keeps a screenshot and closes the window before it passes the reason on.

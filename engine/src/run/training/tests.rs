@@ -550,6 +550,15 @@ fn a_run_that_no_rung_brings_within_its_budget_ends_before_its_first_step() {
     assert!(toy.steps.is_empty() && rungs.is_empty());
 }
 
+#[test]
+fn a_rehearsal_whose_gradients_overflow_is_whole_and_leaves_the_scale_as_it_was() {
+    let (found, toy, warnings) = rehearsed(scaled(0, |_| 1 << 14), None);
+    assert!(found.is_some_and(|found| found.optimizer_s > 0.0));
+    assert!(!warnings.contains(&"rehearsal.incomplete".to_string()), "{warnings:?}");
+    assert_eq!(toy.weights(), undisturbed(&settings()).0.weights());
+    assert_eq!(toy.loss_scale, Some(LossScale { scale: 1 << 14, n_good_steps: 17, n_halved: 2 }));
+}
+
 /// A clock that moves `each` at every look, from a moment in UTC, and a card of the temperature that `hot` says.
 fn scripted(from: &str, each: Duration, mut hot: impl FnMut(usize) -> f64 + 'static) -> Look<'static> {
     let from: jiff::ZonedDateTime = format!("{from}[UTC]").parse().unwrap();

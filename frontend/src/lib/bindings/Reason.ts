@@ -6,8 +6,9 @@ import type { Change } from "./Change";
  */
 export type Reason = { 
 /**
- * Stable name: `rank`, `length`, `packing`, `batch`, `recompute`, `host_memory` (where something waits there), `optimizer`,
- * `base`, `compute` (where it is f16 or chosen), `learning_rate`, `epochs`, `warmup`, `evaluation`.
+ * Stable name: `rank`, `length`, `packing`, `batch`, `recompute`, `host_memory` (where something waits there), `weight_cache`
+ * (where there is one), `optimizer`, `base`, `compute` (where it is f16 or chosen), `learning_rate`, `epochs`, `warmup`,
+ * `evaluation`.
  */
 setting: string, 
 /**

@@ -206,6 +206,8 @@ export function noteWords(note: Note, lang: Lang, f: Formatter): [string, string
       return [runWarningWords(note.code, note.message, lang), ""];
     case "rung":
       return lang === "zh" ? zhRung(note) : [note.reason, note.words];
+    case "scale":
+      return scaleWords(note, lang, f);
     case "pace":
       return [paceWords(note, lang, f), ""];
   }
