@@ -1,7 +1,8 @@
 //! `cargo xtask cuda`: the pinned CUDA toolkit under the target folder, and `hearth-cuda` built with it.
 //!
 //! nvcc comes from NVIDIA's packages on PyPI. The engine names the CUDA libraries as needed ones; only their names are needed to link, so
-//! stand-ins with the same symbols are made and the half gigabyte of the real ones stays with those who have a card.
+//! stand-ins with the same symbols are made and the half gigabyte of the real ones stays with those who have a card. The products of
+//! quantised weights that candle brings and Hearth never calls are most of what there is to compile: they have stand-ins too.
 
 use std::{
     collections::BTreeSet,
@@ -158,11 +159,17 @@ const FEATURES: &str = "hearth-studio/custom-protocol,hearth-engine/cuda";
 fn with_toolkit(mut command: Command) -> Result<Command> {
     let folder = repository::target()?.join("cuda");
     let home = toolkit(&folder)?;
-    let link = stand_ins(&folder, &home)?;
+    let packages = packages()?;
+    let link = stand_ins(&folder, &home, &sources(&packages, "cudarc")?)?;
+    let declarations = sources(&packages, "candle-kernels")?.join("ffi.rs");
+    let text = fs::read_to_string(&declarations).with_context(|| format!("reading {}", declarations.display()))?;
+    let compiler = compiler_for_candle(&home.join("bin"), &functions(&text))?;
     let path = std::env::var_os("PATH").unwrap_or_default();
     let paths = std::iter::once(home.join("bin")).chain(std::env::split_paths(&path));
     command
         .env("CUDA_HOME", &home)
+        // Candle's build script asks this one first; Hearth's own asks `CUDA_HOME` alone.
+        .env("NVCC", compiler)
         .env("CUDARC_CUDA_VERSION", CUDARC_VERSION)
         .env("CUDA_COMPUTE_CAP", CANDLE_ARCHITECTURE)
         .env("LIBRARY_PATH", link)
@@ -211,10 +218,9 @@ fn make_executable(path: &Path) -> Result<()> {
 }
 
 /// Libraries with the functions that cudarc declares and nothing in them, to link with.
-fn stand_ins(folder: &Path, home: &Path) -> Result<PathBuf> {
+fn stand_ins(folder: &Path, home: &Path, sources: &Path) -> Result<PathBuf> {
     let link = folder.join("link");
     fs::create_dir_all(&link).with_context(|| format!("making {}", link.display()))?;
-    let sources = cudarc_sources()?;
     for (name, soname, module) in LIBRARIES {
         let library = link.join(format!("lib{name}.so"));
         let declarations = sources.join(module).join("sys").join("mod.rs");
@@ -225,9 +231,10 @@ fn stand_ins(folder: &Path, home: &Path) -> Result<PathBuf> {
             continue;
         }
         let text = fs::read_to_string(&declarations).with_context(|| format!("reading {}", declarations.display()))?;
-        let functions = functions(&text);
-        ensure!(!functions.is_empty(), "{} declares no functions", declarations.display());
-        let code: String = functions.iter().map(|name| format!("void {name}(void) {{}}\n")).collect();
+        let is_cuda = |name: &&str| name.starts_with("cu") || name.starts_with("nvrtc");
+        let code: String =
+            functions(&text).into_iter().filter(is_cuda).map(|name| format!("void {name}(void) {{}}\n")).collect();
+        ensure!(!code.is_empty(), "{} declares no functions", declarations.display());
         let source = link.join(format!("{name}.c"));
         fs::write(&source, code).with_context(|| format!("writing {}", source.display()))?;
         let mut cc = Command::new("cc");
@@ -241,13 +248,60 @@ fn stand_ins(folder: &Path, home: &Path) -> Result<PathBuf> {
     Ok(link)
 }
 
-/// Where cargo keeps the sources of cudarc, whose declarations say which functions there are.
-fn cudarc_sources() -> Result<PathBuf> {
+/// nvcc for candle's kernels, in the toolkit's folder `bin`: from its parent the build script takes where the headers are.
+///
+/// Candle compiles its products of quantised weights and of experts into `libmoe.a`, which takes longer than all its other kernels
+/// together, and declares `functions` for them. The sources of that library are not looked at: in place of each comes an object with
+/// these functions, of which the linker takes the first. One that is called all the same ends the program and says which it was.
+fn compiler_for_candle(bin: &Path, functions: &BTreeSet<&str>) -> Result<PathBuf> {
+    ensure!(!functions.is_empty(), "candle-kernels declares no functions");
+    let body = |name: &&str| format!("void {name}(void) {{ stop(\"{name}\"); }}\n");
+    let code = STOP.to_string() + &functions.iter().map(body).collect::<String>();
+    let source = bin.join("left-out.c");
+    fs::write(&source, code).with_context(|| format!("writing {}", source.display()))?;
+    let compiler = bin.join("nvcc-for-candle");
+    fs::write(&compiler, NVCC_FOR_CANDLE).with_context(|| format!("writing {}", compiler.display()))?;
+    make_executable(&compiler)?;
+    Ok(compiler)
+}
+
+/// Ends the program: memory that a product did not write would go on as if it had.
+const STOP: &str = r#"#include <stdio.h>
+#include <stdlib.h>
+static void stop(const char* name) {
+    fprintf(stderr, "%s of candle-kernels was left out of this program by `cargo xtask cuda`, and is called\n", name);
+    abort();
+}
+"#;
+
+/// Compiles `left-out.c` in place of a source of `libmoe.a`, and is nvcc for everything else.
+const NVCC_FOR_CANDLE: &str = r#"#!/bin/sh
+bin=$(dirname "$0")
+is_left_out= output= before=
+for argument; do
+    case $argument in
+        */moe_*.cu | */mmq_*.cu | */mmvq_*.cu) is_left_out=yes ;;
+    esac
+    if [ "$before" = -o ]; then output=$argument; fi
+    before=$argument
+done
+if [ "$is_left_out" ]; then exec cc -c -fPIC -w -o "$output" "$bin/left-out.c"; fi
+exec "$bin/nvcc" "$@"
+"#;
+
+/// What cargo says of all packages that are built.
+fn packages() -> Result<Value> {
     let said = process::read(cargo().args(["metadata", "--format-version", "1", "--features", FEATURES]))?;
-    let metadata: Value = serde_json::from_str(&said).context("reading what `cargo metadata` printed")?;
-    let packages = metadata["packages"].as_array().context("cargo lists no packages")?;
-    let cudarc = packages.iter().find(|package| package["name"] == "cudarc").context("cudarc is not a dependency")?;
-    let manifest = cudarc["manifest_path"].as_str().context("cudarc has no manifest")?;
+    let mut metadata: Value = serde_json::from_str(&said).context("reading what `cargo metadata` printed")?;
+    Ok(metadata["packages"].take())
+}
+
+/// Where cargo keeps the sources of a package, whose declarations say which functions there are.
+fn sources(packages: &Value, name: &str) -> Result<PathBuf> {
+    let packages = packages.as_array().context("cargo lists no packages")?;
+    let package = packages.iter().find(|package| package["name"] == name);
+    let package = package.with_context(|| format!("{name} is not a dependency"))?;
+    let manifest = package["manifest_path"].as_str().with_context(|| format!("{name} has no manifest"))?;
     Ok(Path::new(manifest).parent().context("the manifest has no folder")?.join("src"))
 }
 
@@ -257,7 +311,7 @@ fn functions(declarations: &str) -> BTreeSet<&str> {
         .split("fn ")
         .skip(1)
         .filter_map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next())
-        .filter(|name| name.starts_with("cu") || name.starts_with("nvrtc"))
+        .filter(|name| !name.is_empty())
         .collect()
 }
 
@@ -288,6 +342,39 @@ mod tests {
     fn functions_are_read_from_declarations_of_any_layout() {
         let text =
             "pub fn cuInit(flags: u32) -> i32;\n    pub unsafe fn\u{20}cublasCreate_v2 (handle: *mut h);\nfn other();";
-        assert_eq!(functions(text).into_iter().collect::<Vec<_>>(), ["cuInit", "cublasCreate_v2"]);
+        assert_eq!(functions(text).into_iter().collect::<Vec<_>>(), ["cuInit", "cublasCreate_v2", "other"]);
+    }
+
+    /// The sources of candle's library become its functions without anything in them; what is called all the same is named before the
+    /// program ends. All other sources are nvcc's.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_function_that_was_left_out_ends_the_program_with_its_name() {
+        let bin = std::env::temp_dir().join(format!("hearth left out {}", std::process::id()));
+        fs::create_dir_all(&bin).unwrap();
+        let write = |name: &str, text: &str| {
+            fs::write(bin.join(name), text).unwrap();
+            bin.join(name)
+        };
+        make_executable(&write("nvcc", "#!/bin/sh\necho \"$@\"\n")).unwrap();
+        let compiler = compiler_for_candle(&bin, &BTreeSet::from(["launch_a", "launch_b"])).unwrap();
+        let object = |name: &str| bin.join(name).into_os_string();
+        for (name, source) in [("a.o", "src/moe/moe_gguf.cu"), ("b.o", "src/mmvq_gguf.cu")] {
+            let said = Command::new(&compiler).arg("-c").arg("-o").arg(object(name)).arg(source).output().unwrap();
+            assert!(said.status.success() && said.stdout.is_empty(), "{said:?}");
+        }
+        let said = Command::new(&compiler).args(["--ptx", "src/reduce.cu"]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&said.stdout), "--ptx src/reduce.cu\n");
+
+        let (program, library) = (bin.join("program"), bin.join("libmoe.a"));
+        process::run(Command::new("ar").arg("crs").arg(&library).args([object("a.o"), object("b.o")])).unwrap();
+        let main =
+            "void launch_a(void), launch_b(void);\nint main(int n, char** a) { n > 1 ? launch_b() : launch_a(); }\n";
+        let main = write("main.c", main);
+        let mut cc = Command::new("cc");
+        process::run(cc.arg("-o").arg(&program).arg(main).arg(&library)).unwrap();
+        let said = Command::new(&program).output().unwrap();
+        fs::remove_dir_all(&bin).unwrap();
+        assert!(!said.status.success() && said.stderr.starts_with(b"launch_a of candle-kernels"), "{said:?}");
     }
 }
