@@ -1,6 +1,6 @@
 //! A graphics card: its candle device, views of its memory, and the launch of kernels that were compiled at build time.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
@@ -15,17 +15,28 @@ use candle_core::{DType, Device, Error, Layout, Result, Storage, Tensor, bail};
 
 use super::cpu::matrix_layout;
 
-/// The card number `ordinal`, set up for a training process: one stream, no events between operations, memory of freed tensors
-/// kept by the process.
+/// The card number `ordinal`, set up for a training process: one stream, whoever asks and however often, and no events between
+/// operations. What freed tensors leave in the driver's pool goes back to the card when the device is next waited for: a step allocates
+/// nothing that would come quicker out of a pool that kept it, and what answers and checkpoints leave is other programs' again.
 ///
 /// # Errors
 /// Where there is no such card or no working driver.
 pub fn card(ordinal: usize) -> Result<Device> {
+    // One for the process: the scratch that products share, and the lack of events, need all work on a card to be in one order.
+    static CARDS: Mutex<BTreeMap<usize, Device>> = Mutex::new(BTreeMap::new());
+    let mut cards = CARDS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(device) = cards.get(&ordinal) {
+        // As when it was made: libraries ask the thread for its context.
+        let stream = device.as_cuda_device()?.cuda_stream();
+        stream.context().bind_to_thread().map_err(|error| Error::Msg(error.to_string()))?;
+        return Ok(device.clone());
+    }
     // The default constructor's stream differs from thread to thread; a tensor read from another thread could then be read too early.
     let device = Device::new_cuda_with_stream(ordinal)?;
     let stream = device.as_cuda_device()?.cuda_stream();
     // SAFETY: all work of this process goes through this one stream, which orders it.
     unsafe { stream.context().disable_event_tracking() };
+    cards.insert(ordinal, device.clone());
     Ok(device)
 }
 
@@ -470,5 +481,18 @@ impl Kernels {
 
     fn error(&self, what: &str, error: impl std::fmt::Display) -> Error {
         Error::Msg(format!("{what} the {} kernels failed: {error}", self.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Result;
+
+    #[test]
+    fn a_card_has_one_stream_whoever_asks_for_it() -> Result<()> {
+        let Some(card) = crate::test_support::card() else { return Ok(()) };
+        let other = std::thread::spawn(|| super::card(0)).join().expect("no panic")?;
+        assert!(card.same_device(&other));
+        Ok(())
     }
 }

@@ -350,7 +350,8 @@ impl<L: Learner> Training<'_, '_, L> {
             })?;
             found.merge_s = Some(seconds / share.max(f64::MIN_POSITIVE)).filter(|s| s.is_finite());
         }
-        // A card's pool keeps what it once took: all that the plan lists was there by now, where answers were given too.
+        // All that the plan lists was there by now, where answers were given too. What of it was freed may have gone back to the card,
+        // so this is a lower bound.
         let had_all = found.longest_tokens.is_some() && (found.answers_s.is_some() || self.settings.n_samples == 0);
         if self.is_on_card() && had_all {
             let used_bytes = self.memory.read().used_bytes;
