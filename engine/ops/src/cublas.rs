@@ -90,7 +90,10 @@ struct Key {
     dst: Side,
 }
 
-/// Descriptors and algorithm of one shape. They live as long as the process: a run has a few dozen shapes.
+/// Shapes that are kept. Nearly every micro-batch has a number of tokens of its own, and each number a few dozen products.
+const MOST_PLANNED: usize = 4096;
+
+/// Descriptors and algorithm of one shape.
 #[derive(Clone, Copy)]
 struct Planned {
     operation: sys::cublasLtMatmulDesc_t,
@@ -105,6 +108,21 @@ struct Library {
     handle: sys::cublasLtHandle_t,
     workspace: CudaSlice<u8>,
     planned: HashMap<Key, Planned>,
+}
+
+impl Library {
+    /// Gives back the descriptors of all shapes. A product that was enqueued has no more need of them.
+    fn forget(&mut self) {
+        self.planned.drain().for_each(|(_, planned)| {
+            // SAFETY: made by `plan` and held here alone. Where one cannot be given back, its memory is all that is lost.
+            unsafe {
+                let _ = lt::destroy_matmul_desc(planned.operation);
+                for layout in [planned.left, planned.right, planned.residual, planned.dst] {
+                    let _ = lt::destroy_matrix_layout(layout);
+                }
+            }
+        });
+    }
 }
 
 // SAFETY: the library's handles and descriptors may be used from any thread, one at a time, which the mutex sees to.
@@ -148,6 +166,9 @@ pub(crate) fn product(
     let planned = match library.planned.get(&key) {
         Some(planned) => *planned,
         None => {
+            if library.planned.len() >= MOST_PLANNED {
+                library.forget();
+            }
             let planned = plan(library.handle, &key)?;
             library.planned.insert(key, planned);
             planned
@@ -242,4 +263,32 @@ fn data_type(dtype: DType) -> Result<sys::cudaDataType_t> {
 fn failed(what: &str, key: &Key, error: lt::CublasError) -> Error {
     let [n, m, k] = key.sizes;
     Error::Msg(format!("cuBLASLt could not {what} a product [{m}, {k}] x [{k}, {n}] ({key:?}): {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+    use crate::gemm::{Write, gemm};
+    use crate::test_support::{card, random, values};
+
+    #[test]
+    fn a_shape_that_was_forgotten_is_computed_with_the_same_bits_again() -> Result<()> {
+        let Some(card) = card() else { return Ok(()) };
+        let a = random(&[MOST_PLANNED + 1, 8], 1)?.to_device(&card)?;
+        let b = random(&[8, 8], 2)?.to_device(&card)?;
+        let dst = a.zeros_like()?;
+        let product = |m: usize| gemm(&dst.narrow(0, 0, m)?, &a.narrow(0, 0, m)?, &b, 1.0, Write::Set);
+        let first = || -> Result<Vec<f32>> {
+            product(300)?;
+            values(&dst.narrow(0, 0, 300)?.to_device(&Device::Cpu)?)
+        };
+        let before = first()?;
+        for m in 1..=MOST_PLANNED + 1 {
+            product(m)?;
+        }
+        assert_eq!(first()?, before);
+        Ok(())
+    }
 }
