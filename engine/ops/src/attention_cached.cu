@@ -10,15 +10,16 @@ constexpr int MAX_HEAD_DIM = 256;
 // Elements of a head that a lane holds.
 constexpr int LANE_ELEMENTS = MAX_HEAD_DIM / 32;
 
-// Grid: x rows, y query heads. `spans` gives each row two numbers: the first cache row of its sequence and how many rows it sees.
+// Grid: x rows, y query heads. A row's position in its sequence and its row in the cache say where the sequence begins there.
 template <typename T>
 __device__ void cached_rows(T* out, long long out_stride, const T* queries, long long q_stride, const T* cache,
-                            long long cache_stride, const unsigned* spans, int n_heads, int n_kv_heads, int d, float scale) {
+                            long long cache_stride, const unsigned* positions, const unsigned* cache_rows, int n_heads,
+                            int n_kv_heads, int d, float scale) {
     __shared__ float maxima[N_WARPS], sums[N_WARPS], outputs[N_WARPS][MAX_HEAD_DIM];
     const long long row = blockIdx.x;
     const int head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int kv = head / (n_heads / n_kv_heads);
-    const unsigned first = spans[2 * row], n_seen = spans[2 * row + 1];
+    const unsigned position = positions[row], first = cache_rows[row] - position, n_seen = position + 1;
     const T* keys = cache + (long long)first * cache_stride + kv * d;
     const T* values = keys + (long long)n_kv_heads * d;
 
@@ -67,9 +68,11 @@ __device__ void cached_rows(T* out, long long out_stride, const T* queries, long
 
 #define ATTENTION_CACHED(T)                                                                                            \
     extern "C" __global__ void attention_cached_##T(T* out, long long out_stride, const T* queries, long long q_stride, \
-                                                    const T* cache, long long cache_stride, const unsigned* spans,      \
-                                                    int n_heads, int n_kv_heads, int d, float scale) {                  \
-        cached_rows(out, out_stride, queries, q_stride, cache, cache_stride, spans, n_heads, n_kv_heads, d, scale);     \
+                                                    const T* cache, long long cache_stride,                             \
+                                                    const unsigned* positions, const unsigned* cache_rows, int n_heads, \
+                                                    int n_kv_heads, int d, float scale) {                               \
+        cached_rows(out, out_stride, queries, q_stride, cache, cache_stride, positions, cache_rows, n_heads,            \
+                    n_kv_heads, d, scale);                                                                              \
     }
 
 ATTENTION_CACHED(f32)

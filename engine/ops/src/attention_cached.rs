@@ -16,7 +16,7 @@ use candle_core::{CudaStorage, backend::BackendStorage};
 use rayon::prelude::*;
 
 use super::attention::{Heads, ROWS, operand, scores, softmax, with_scratch};
-use super::cpu::{Matrix, SharedMut, check_f32, matrix, matrix_mut};
+use super::cpu::{Matrix, SharedMut, check_f32, check_shape, matrix, matrix_mut};
 #[cfg(feature = "cuda")]
 use super::cuda;
 use super::gemm::{Write, product};
@@ -35,10 +35,18 @@ pub struct Span {
     pub n_before: usize,
 }
 
-/// Writes each new row's attention output into `out` (`[n, n_heads * head_dim]`). `queries` is `[n, >= n_heads
-/// * head_dim]`, rotated. All are f32, or of one 16-bit type on a card. `cache` is `[rows, 2 * n_kv_heads * head_dim]`, keys (rotated) before values, and holds
-/// the new rows already. `spans` cover the `n` rows in order.
-pub fn attention_cached(out: &Tensor, queries: &Tensor, cache: &Tensor, spans: &[Span], heads: Heads) -> Result<()> {
+/// Writes each new row's attention output into `out` (`[n, n_heads * head_dim]`). `queries` is `[n, >= n_heads * head_dim]`, rotated.
+/// All are f32, or of one 16-bit type on a card. `cache` is `[rows, 2 * n_kv_heads * head_dim]`, keys (rotated) before values, and
+/// holds the new rows already. `spans` cover the `n` rows in order, and `rows` is what [`Span::rows`] says of them, u32 `[n]`
+/// each: a card reads it there, and a block has it for its other operations.
+pub fn attention_cached(
+    out: &Tensor,
+    queries: &Tensor,
+    cache: &Tensor,
+    spans: &[Span],
+    rows: (&Tensor, &Tensor),
+    heads: Heads,
+) -> Result<()> {
     let (n, q_dim, kv_dim) = (out.dim(0)?, heads.n_heads * heads.head_dim, heads.n_kv_heads * heads.head_dim);
     let (cache_rows, cache_cols) = cache.dims2()?;
     if out.dims() != [n, q_dim] || queries.dim(0)? != n || queries.dim(1)? < q_dim || cache_cols != 2 * kv_dim {
@@ -64,13 +72,24 @@ pub fn attention_cached(out: &Tensor, queries: &Tensor, cache: &Tensor, spans: &
     if next != n {
         bail!("attention_cached: spans cover {next} of {n} rows");
     }
-    out.inplace_op1(&Forward { queries, cache, spans, heads })
+    check_shape("attention_cached", "positions", rows.0, &[n])?;
+    check_shape("attention_cached", "cache rows", rows.1, &[n])?;
+    out.inplace_op1(&Forward {
+        queries,
+        cache,
+        spans,
+        #[cfg(feature = "cuda")]
+        rows,
+        heads,
+    })
 }
 
 struct Forward<'a> {
     queries: &'a Tensor,
     cache: &'a Tensor,
     spans: &'a [Span],
+    #[cfg(feature = "cuda")]
+    rows: (&'a Tensor, &'a Tensor),
     heads: Heads,
 }
 
@@ -113,12 +132,8 @@ impl InplaceOp1 for Forward<'_> {
         if heads.head_dim > MAX_HEAD_DIM {
             bail!("attention_cached: heads of {}, on a card at most {MAX_HEAD_DIM}", heads.head_dim);
         }
-        let rows = |span: &Span| {
-            let (first, before) = (span.cache_row as u32, span.n_before as u32);
-            (0..span.n_new as u32).flat_map(move |i| [first, before + i + 1])
-        };
-        let spans: Vec<u32> = self.spans.iter().flat_map(rows).collect();
-        let spans = storage.device().clone_htod(&spans)?;
+        let integers = |tensor: &Tensor| super::rows::vector("attention_cached", tensor, candle_core::DType::U32);
+        let (positions, cache_rows) = (integers(self.rows.0)?, integers(self.rows.1)?);
         let grid = [out.n_rows, heads.n_heads, 1];
         let arguments = [
             out.at(),
@@ -127,7 +142,8 @@ impl InplaceOp1 for Forward<'_> {
             queries.stride.into(),
             cache.at(),
             cache.stride.into(),
-            cuda::pointer(&spans),
+            positions.at(),
+            cache_rows.at(),
             (heads.n_heads as i32).into(),
             (heads.n_kv_heads as i32).into(),
             (heads.head_dim as i32).into(),
@@ -139,6 +155,15 @@ impl InplaceOp1 for Forward<'_> {
 }
 
 impl Span {
+    /// Of each new row of `spans`, in order, its position in its sequence and its row in the cache.
+    pub fn rows(spans: &[Span]) -> (Vec<u32>, Vec<u32>) {
+        let rows = |span: &Span| {
+            let first = span.cache_row;
+            (span.n_before..span.n_before + span.n_new).map(move |at| (at as u32, (first + at) as u32))
+        };
+        spans.iter().flat_map(rows).unzip()
+    }
+
     /// The same rows, at most [`ROWS`] at once.
     fn tasks(&self) -> impl Iterator<Item = Span> + '_ {
         (0..self.n_new).step_by(ROWS).map(|i| Span {
@@ -229,6 +254,13 @@ mod tests {
 
     const HEADS: Heads = Heads { n_heads: 6, n_kv_heads: 2, head_dim: 8 };
 
+    /// [`attention_cached`] with what a card reads of the rows beside what the spans say of them.
+    fn answer(out: &Tensor, queries: &Tensor, cache: &Tensor, spans: &[Span], heads: Heads) -> Result<()> {
+        let (positions, cache_rows) = Span::rows(spans);
+        let integers = |values: Vec<u32>| Tensor::new(values, out.device());
+        attention_cached(out, queries, cache, spans, (&integers(positions)?, &integers(cache_rows)?), heads)
+    }
+
     /// Sequences of the given lengths: attention over all rows at once, and the same rows given piece by piece.
     fn whole_and_pieces(lengths: &[usize], pieces: &[usize]) -> Result<(Tensor, Tensor)> {
         let n: usize = lengths.iter().sum();
@@ -266,7 +298,7 @@ mod tests {
             let index = Tensor::new(rows.as_slice(), &Device::Cpu)?;
             let queries = qkv.index_select(&index, 0)?;
             let out = Tensor::full(f32::NAN, (rows.len(), q_dim), &Device::Cpu)?;
-            attention_cached(&out, &queries, &cache, &spans, HEADS)?;
+            answer(&out, &queries, &cache, &spans, HEADS)?;
             for (i, &row) in rows.iter().enumerate() {
                 place(&result.narrow(0, row as usize, 1)?, &out.narrow(0, i, 1)?)?;
             }
@@ -290,17 +322,17 @@ mod tests {
     fn spans_outside_the_rows_or_the_cache_are_refused() -> Result<()> {
         let (out, queries, cache) = (zeros(&[2, 48])?, random(&[2, 48], 1)?, random(&[4, 32], 2)?);
         let span = |row, n_new, cache_row, n_before| Span { row, n_new, cache_row, n_before };
-        assert!(attention_cached(&out, &queries, &cache, &[span(0, 2, 0, 2)], HEADS).is_ok());
+        assert!(answer(&out, &queries, &cache, &[span(0, 2, 0, 2)], HEADS).is_ok());
         for spans in [
             vec![span(0, 2, 1, 2)],
             vec![span(0, 1, 0, 0)],
             vec![span(1, 1, 0, 0)],
             vec![span(0, 2, 0, 0), span(1, 1, 0, 0)],
         ] {
-            assert!(attention_cached(&out, &queries, &cache, &spans, HEADS).is_err(), "{spans:?}");
+            assert!(answer(&out, &queries, &cache, &spans, HEADS).is_err(), "{spans:?}");
         }
         let doubles = cache.to_dtype(DType::F64)?;
-        assert!(attention_cached(&out, &queries, &doubles, &[span(0, 2, 0, 2)], HEADS).is_err());
+        assert!(answer(&out, &queries, &doubles, &[span(0, 2, 0, 2)], HEADS).is_err());
         Ok(())
     }
 
@@ -320,7 +352,7 @@ mod tests {
                 crate::test_support::assert_same_on_card(&card, &inputs, case, |inputs| {
                     let [queries, cache] = inputs else { unreachable!() };
                     let out = queries.narrow(1, 0, heads.k_start())?.zeros_like()?;
-                    attention_cached(&out, queries, cache, &spans, heads)?;
+                    answer(&out, queries, cache, &spans, heads)?;
                     Ok(vec![out])
                 })?;
             }

@@ -11,9 +11,9 @@ use candle_core::cuda::cudarc::driver::{
 };
 use candle_core::cuda::cudarc::nvrtc::Ptx;
 use candle_core::cuda::{CudaDevice, CudaStorage, CudaStorageSlice};
-use candle_core::{DType, Device, Error, Layout, Result, Storage, Tensor, bail};
+use candle_core::{CpuStorage, DType, Device, Error, Layout, Result, Storage, Tensor, bail};
 
-use super::cpu::matrix_layout;
+use super::cpu::{cpu_storage, matrix_layout};
 
 /// The card number `ordinal`, set up for a training process: one stream, whoever asks and however often, and no events between
 /// operations. What freed tensors leave in the driver's pool goes back to the card when the device is next waited for: a step allocates
@@ -166,12 +166,16 @@ impl HostMatrix {
     /// # Errors
     /// Where the system has not so many pages to pin.
     pub(crate) fn new(tensor: &Tensor, device: &Device) -> Result<Self> {
-        let (n_rows, n_cols) = tensor.dims2()?;
-        let dtype = tensor.dtype();
-        let bytes = match dtype {
-            DType::BF16 => bytes_of(&tensor.flatten_all()?.to_vec1::<half::bf16>()?),
-            DType::F16 => bytes_of(&tensor.flatten_all()?.to_vec1::<half::f16>()?),
-            DType::F32 => bytes_of(&tensor.flatten_all()?.to_vec1::<f32>()?),
+        let ((n_rows, n_cols), dtype) = (tensor.dims2()?, tensor.dtype());
+        let (storage, layout) = tensor.storage_and_layout();
+        let Some((start, end)) = layout.contiguous_offsets() else {
+            bail!("a matrix for system memory is not contiguous: {layout:?}")
+        };
+        // Borrowed: the embedding of a large model is a gigabyte, and is there a second time once it is pinned.
+        let bytes = match cpu_storage(&storage)? {
+            CpuStorage::BF16(values) => bytes_of(&values[start..end]),
+            CpuStorage::F16(values) => bytes_of(&values[start..end]),
+            CpuStorage::F32(values) => bytes_of(&values[start..end]),
             _ => bail!("no matrix of {dtype:?} is kept in system memory"),
         };
         let context = device.as_cuda_device()?.cuda_stream().context().clone();
@@ -179,7 +183,7 @@ impl HostMatrix {
         // SAFETY: all of it is written before anything reads it.
         let mut memory =
             unsafe { context.alloc_pinned_with_flags::<u8>(bytes.len(), CU_MEMHOSTALLOC_DEVICEMAP) }.map_err(failed)?;
-        memory.as_mut_slice().map_err(failed)?.copy_from_slice(&bytes);
+        memory.as_mut_slice().map_err(failed)?.copy_from_slice(bytes);
         let pointer = memory.as_ptr().map_err(failed)? as u64;
         Ok(Self { _memory: memory, matrix: Matrix { pointer, n_rows, n_cols, stride: n_cols, dtype } })
     }
@@ -278,9 +282,9 @@ impl Drop for HostPlaces {
     }
 }
 
-fn bytes_of<T: Copy>(values: &[T]) -> Vec<u8> {
+fn bytes_of<T: Copy>(values: &[T]) -> &[u8] {
     // SAFETY: plain numbers without padding; every bit pattern is a byte.
-    unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) }.to_vec()
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) }
 }
 
 /// A row-major matrix in device memory.
@@ -310,11 +314,6 @@ pub(crate) fn operand(tensor: &Tensor) -> Result<Matrix> {
         Storage::Cuda(storage) => matrix(storage, layout),
         _ => bail!("a tensor in {:?} was given to an operation on the card", tensor.device().location()),
     }
-}
-
-/// A slice of device memory as a kernel's argument.
-pub(crate) fn pointer<T>(slice: &CudaSlice<T>) -> Argument {
-    Argument::Pointer(slice.device_ptr(slice.stream()).0)
 }
 
 /// Address of element 0 of a storage.

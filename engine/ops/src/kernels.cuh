@@ -32,11 +32,6 @@ template <typename T> struct alignas(16) Vec {
     T x[N];
 };
 
-// Rows that start at multiples of 16 bytes can be moved a Vec at a time.
-template <typename T> __device__ __forceinline__ bool aligned(const T* p, long long stride) {
-    return (reinterpret_cast<unsigned long long>(p) % 16 == 0) && (stride * sizeof(T)) % 16 == 0;
-}
-
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffff, x, offset);

@@ -5,7 +5,7 @@
 // the threads that use it. Every rounding is spelled out, so that nothing is fused.
 //
 // A group of linear layers is dequantised by one launch, with its adapter around it; see padded.rs.
-#include "kernels.cuh"
+#include "packed.cuh"
 
 // Set from the tables of nf4.rs and dynamic8.rs. Constant memory serves one address at a time: it is for the thresholds,
 // which all lanes go through together, not for values that each lane looks up by itself.
@@ -34,17 +34,6 @@ __device__ __forceinline__ float block_scale(unsigned char absmax, float nested,
     return __fadd_rn(__fmul_rn(ABSMAX_VALUES[absmax], nested), offset);
 }
 
-// Two values rounded and packed, by one instruction.
-template <typename T> __device__ __forceinline__ unsigned pack(float first, float second);
-template <> __device__ __forceinline__ unsigned pack<bf16>(float first, float second) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
-    return *(const unsigned*)&pair;
-}
-template <> __device__ __forceinline__ unsigned pack<f16>(float first, float second) {
-    const __half2 pair = __floats2half2_rn(first, second);
-    return *(const unsigned*)&pair;
-}
-
 // One instruction, by name: nvcc loses sight of the alignment of some of these stores and splits them.
 __device__ __forceinline__ void store16(void* dst, unsigned a, unsigned b, unsigned c, unsigned d) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(dst), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
@@ -55,7 +44,8 @@ template <typename T, bool VECTORS> __device__ __forceinline__ void store(T* dst
 #pragma unroll
         for (int i = 0; i < 8; i++) dst[i] = from_float<T>(w[i]);
     } else if constexpr (sizeof(T) == 2) {
-        store16(dst, pack<T>(w[0], w[1]), pack<T>(w[2], w[3]), pack<T>(w[4], w[5]), pack<T>(w[6], w[7]));
+        store16(dst, pack_pair(w[0], w[1], T{}), pack_pair(w[2], w[3], T{}), pack_pair(w[4], w[5], T{}),
+                pack_pair(w[6], w[7], T{}));
     } else {
 #pragma unroll
         for (int i = 0; i < 8; i += 4)

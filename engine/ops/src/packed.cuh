@@ -40,6 +40,7 @@ template <> __device__ __forceinline__ void Packed<f16>::unpack(float (&x)[8]) c
     }
 }
 
+// Two values rounded and packed, by one instruction.
 __device__ __forceinline__ unsigned pack_pair(float low, float high, bf16) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return *(const unsigned*)&pair;

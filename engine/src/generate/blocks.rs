@@ -256,14 +256,12 @@ impl<'a> Blocks<'a> {
     /// the buffers for [`Self::logits`]; their keys and values are in the cache. At most as many rows as were
     /// reserved.
     pub(super) fn forward(&mut self, pieces: &[Piece]) -> Result<()> {
-        let (mut ids, mut positions, mut cache_rows, mut spans) = (vec![], vec![], vec![], vec![]);
-        for piece in pieces {
-            let (n_new, n_before, cache_row) = (piece.ids.len(), piece.n_before, piece.cache_row);
-            spans.push(Span { row: ids.len(), n_new, cache_row, n_before });
-            ids.extend_from_slice(piece.ids);
-            positions.extend((n_before..n_before + n_new).map(|p| p as u32));
-            cache_rows.extend((cache_row + n_before..cache_row + n_before + n_new).map(|r| r as u32));
+        let (mut ids, mut spans) = (vec![], vec![]);
+        for &Piece { ids: new, cache_row, n_before } in pieces {
+            spans.push(Span { row: ids.len(), n_new: new.len(), cache_row, n_before });
+            ids.extend_from_slice(new);
         }
+        let (positions, cache_rows) = Span::rows(&spans);
         let work = self.work.first(ids.len())?;
         upload(&work.ids, &ids)?;
         upload(&work.positions, &positions)?;
@@ -286,7 +284,8 @@ impl<'a> Blocks<'a> {
         rope(&work.qkv, &work.positions, &self.rotations.0, shape.n_heads + shape.n_kv_heads, false)?;
         scatter(&self.cache[layer].0, &work.qkv.narrow(1, q_dim, 2 * kv_dim)?, &work.cache_rows)?;
         let queries = work.qkv.narrow(1, 0, q_dim)?;
-        attention_cached(&work.attention.narrow(1, 0, q_dim)?, &queries, &self.cache[layer].0, spans, self.heads)?;
+        let (out, rows) = (work.attention.narrow(1, 0, q_dim)?, (&work.positions, &work.cache_rows));
+        attention_cached(&out, &queries, &self.cache[layer].0, spans, rows, self.heads)?;
         self.linear(layer, Group::O, &work.attention, &work.x, Write::Add)?;
 
         self.normalise(layer, Norm::PostAttention, work)?;

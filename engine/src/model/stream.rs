@@ -103,13 +103,16 @@ impl Stream {
     /// slot, with which everything asked before is done.
     pub(crate) fn bring(&self, layer: usize, next: Option<usize>) -> Result<()> {
         let mut held = self.held.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let mut fetch = |layer: usize| {
+        let mut fetch = |layer: usize| -> Result<()> {
             let slot = layer % N_SLOTS;
             if held[slot] == Some(layer) {
                 return Ok(());
             }
+            // Of a copy that fails nobody knows how far it came.
+            held[slot] = None;
+            self.parking.fetch(layer, &self.slots[slot])?;
             held[slot] = Some(layer);
-            self.parking.fetch(layer, &self.slots[slot])
+            Ok(())
         };
         if layer < self.n_layers {
             fetch(layer)?;
