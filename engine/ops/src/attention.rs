@@ -695,4 +695,24 @@ mod tests {
         }
         Ok(())
     }
+
+    /// Where a card cannot hold all thread blocks at once, they take the tiles in another order than everywhere above.
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn a_grid_of_more_blocks_than_a_card_holds_agrees_with_the_reference() -> Result<()> {
+        use crate::test_support::{assert_same_on_card, card};
+
+        let Some(card) = card() else { return Ok(()) };
+        // Of each kernel 400 blocks at least, enough for 199 multiprocessors.
+        let heads = Heads { n_heads: 32, n_kv_heads: 16, head_dim: 64 };
+        let cu = Tensor::new(&[0u32, 300, 301, 687, 1100, 1600], &Device::Cpu)?;
+        let inputs = [(random(&[1600, heads.qkv_dim()], 1)? * 2.0)?, random(&[1600, heads.k_start()], 2)?, cu];
+        for case in [(DType::F16, 3e-3), (DType::BF16, 2e-2)] {
+            assert_same_on_card(&card, &inputs, case, |inputs| {
+                let [qkv, dout, cu] = inputs else { unreachable!() };
+                both_passes(qkv, dout, cu, heads)
+            })?;
+        }
+        Ok(())
+    }
 }
