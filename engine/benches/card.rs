@@ -122,8 +122,11 @@ fn measure(cell: &str) -> String {
     }
     rates.sort_by(f64::total_cmp);
     let quantile = |q: f64| rates[((rates.len() - 1) as f64 * q).round() as usize];
-    let card = smi(&["--query-gpu=name,driver_version"]);
-    let (name, driver) = card.lines().next().and_then(|line| line.split_once(", ")).expect("name and driver");
+    let cards = smi(&["--query-gpu=uuid,name,driver_version"]);
+    let uuid = uuid(&device);
+    // A part of a divided card has a number of its own, which is not among these.
+    let line = cards.lines().find(|line| line.contains(&uuid)).or_else(|| cards.lines().next());
+    let (name, driver) = line.and_then(|line| line.split_once(", ")?.1.split_once(", ")).expect("name and driver");
     format!(
         ",,{name},{driver},hearth,{model},{length},{micro_batch},{}{},{:.1},{:.1},{:.1},{},{},card --cell {}",
         mode_of(&settings),
@@ -251,6 +254,16 @@ fn mode_of(settings: &Settings) -> String {
 #[cfg(feature = "cuda")]
 fn ballast(device: &candle_core::Device, free_bytes: u64) -> hearth_engine::ops::Ballast {
     hearth_engine::ops::leave(device, free_bytes).expect("the rest of the card is free")
+}
+
+#[cfg(feature = "cuda")]
+fn uuid(device: &candle_core::Device) -> String {
+    hearth_engine::ops::uuid(device).expect("the driver answers")
+}
+
+#[cfg(not(feature = "cuda"))]
+fn uuid(_: &candle_core::Device) -> String {
+    panic!("this benchmark needs the feature `cuda`")
 }
 
 #[cfg(not(feature = "cuda"))]

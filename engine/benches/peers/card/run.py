@@ -32,7 +32,8 @@ def need_mib(c):
 
 def budget_mib():
     """What workers may hold at once: a cell's neighbours must not be what it runs out of memory for."""
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    query = ["nvidia-smi", "-i", first, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     return 0.88 * float(subprocess.check_output(query, text=True).split()[0])
 
 
