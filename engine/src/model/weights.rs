@@ -82,7 +82,7 @@ impl Precision {
 
 /// A group's frozen weight.
 enum Linear {
-    /// `[n_out + rank, n_in + rank]` in the type of the step, kept padded.
+    /// [`padded_view`] in the type of the step, kept padded.
     Dense(Tensor),
     /// One quantised matrix a member, dequantised into a padded slot at each use.
     Nf4(Vec<Nf4>),
@@ -101,7 +101,7 @@ pub enum Norm {
 #[derive(Clone, Default)]
 pub struct Slot {
     shared: Option<Tensor>,
-    /// Padded weights of the last layers, in their order.
+    /// Buffers of the last layers' weights, in their order, see [`padded_view`].
     cached: Arc<[Vec<Tensor>]>,
 }
 
@@ -212,14 +212,14 @@ impl Model {
             .iter()
             .map(|group| {
                 if base != BaseFormat::Nf4 {
-                    let stride = group.n_in + group.rank;
-                    let mut padded = vec![0f32; group.padded_elements()];
+                    let n = group.padded_elements();
+                    let mut buffer = vec![0f32; n];
                     let values = uniform(group.n_out, group.n_in, 1);
-                    for (row, values) in padded.chunks_exact_mut(stride).zip(values.chunks_exact(group.n_in)) {
+                    for (row, values) in buffer.chunks_exact_mut(group.stride()).zip(values.chunks_exact(group.n_in)) {
                         row[..group.n_in].copy_from_slice(values);
                     }
-                    let padded = Tensor::from_vec(padded, (group.n_out + group.rank, stride), &Device::Cpu)?;
-                    return Ok(Linear::Dense(padded.to_dtype(dtype)?.to_device(device)?));
+                    let buffer = Tensor::from_vec(buffer, n, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)?;
+                    return Ok(Linear::Dense(padded_view(&buffer, group)?));
                 }
                 let quantise = |member: &super::group::Member| {
                     let rows = member.outputs.len();
@@ -304,9 +304,9 @@ impl Model {
         let cache = |layer| {
             self.bring(layer, (layer + 1 < total).then_some(layer + 1))?;
             let group = |shape: &GroupShape| {
-                let weight = held.zeros(shape.padded_dims(), self.dtype, &self.device, Site::WeightCache)?;
-                self.dequantise((layer, shape), None, &weight)?;
-                Ok(weight)
+                let buffer = held.zeros(shape.padded_elements(), self.dtype, &self.device, Site::WeightCache)?;
+                self.dequantise((layer, shape), None, &padded_view(&buffer, shape)?)?;
+                Ok(buffer)
             };
             self.groups.iter().map(group).collect::<Result<_>>()
         };
@@ -322,7 +322,9 @@ impl Model {
             for (linear, shape) in layer.linears.iter().zip(&self.groups) {
                 match (linear, cached) {
                     (Linear::Dense(weight), _) => place_group(weight, adapter, i, shape)?,
-                    (Linear::Nf4(_), Some(cached)) => place_group(&cached[shape.group as usize], adapter, i, shape)?,
+                    (Linear::Nf4(_), Some(cached)) => {
+                        place_group(&padded_view(&cached[shape.group as usize], shape)?, adapter, i, shape)?;
+                    }
                     (Linear::Nf4(_), None) => {}
                 }
             }
@@ -341,9 +343,10 @@ impl Model {
         let shape = self.group(group);
         let cached = slot.cached(layer, self.layers.len()).map(|groups| &groups[group as usize]);
         let weight = match (&self.layers[layer].linears[group as usize], cached, &slot.shared) {
-            (Linear::Dense(weight), ..) | (_, Some(weight), _) => weight.clone(),
-            (Linear::Nf4(_), None, Some(slot)) => {
-                let weight = slot.narrow(0, 0, shape.padded_elements())?.reshape(shape.padded_dims())?;
+            (Linear::Dense(weight), ..) => weight.clone(),
+            (Linear::Nf4(_), Some(buffer), _) => padded_view(buffer, shape)?,
+            (Linear::Nf4(_), None, Some(buffer)) => {
+                let weight = padded_view(buffer, shape)?;
                 self.dequantise((layer, shape), adapter, &weight)?;
                 weight
             }
@@ -439,6 +442,12 @@ impl PaddedWeight<'_> {
     }
 }
 
+/// A group's padded weight, `[n_out + rank, n_in + rank]`, in the first elements of a buffer.
+fn padded_view(buffer: &Tensor, shape: &GroupShape) -> Result<Tensor> {
+    let (rows, cols) = shape.padded_dims();
+    buffer.narrow(0, 0, shape.padded_elements())?.reshape((rows, shape.stride()))?.narrow(1, 0, cols)
+}
+
 /// Copies a group's `A` into the rows below `W` and each member's `B` into its own columns beside it.
 fn place_group(weight: &Tensor, adapter: &Adapter, layer: usize, shape: &GroupShape) -> Result<()> {
     if shape.rank == 0 {
@@ -488,8 +497,7 @@ impl Linear {
         (base, dtype): (BaseFormat, DType),
         device: &Device,
     ) -> std::result::Result<Self, super::Error> {
-        let stride = shape.n_in + shape.rank;
-        let mut padded = match base {
+        let mut buffer = match base {
             BaseFormat::F32 | BaseFormat::Half => vec![0f32; shape.padded_elements()],
             BaseFormat::Nf4 => Vec::new(),
         };
@@ -501,7 +509,7 @@ impl Linear {
             match base {
                 BaseFormat::F32 | BaseFormat::Half => {
                     for (row, values) in member.outputs.clone().zip(data.chunks_exact(shape.n_in)) {
-                        padded[row * stride..][..shape.n_in].copy_from_slice(values);
+                        buffer[row * shape.stride()..][..shape.n_in].copy_from_slice(values);
                     }
                 }
                 BaseFormat::Nf4 => quantised.push(nf4::quantize(&data, member.outputs.len(), shape.n_in, device)?),
@@ -509,8 +517,8 @@ impl Linear {
         }
         Ok(match base {
             BaseFormat::F32 | BaseFormat::Half => {
-                let padded = Tensor::from_vec(padded, shape.padded_dims(), &Device::Cpu)?;
-                Linear::Dense(on_device(padded, dtype, device)?)
+                let buffer = Tensor::from_vec(buffer, shape.padded_elements(), &Device::Cpu)?;
+                Linear::Dense(padded_view(&on_device(buffer, dtype, device)?, shape)?)
             }
             BaseFormat::Nf4 => Linear::Nf4(quantised),
         })

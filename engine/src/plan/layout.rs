@@ -5,7 +5,7 @@
 
 use super::Family;
 use crate::config::{BaseFormat, ComputeDtype, OptimizerKind, Recompute, Settings};
-use crate::model::group::GroupShape;
+use crate::model::group::{GroupShape, padded};
 use crate::model::shape::ModelShape;
 use crate::model::stream;
 use crate::ops::adamw::Moments;
@@ -135,12 +135,6 @@ impl Layout {
 pub const RUNTIME_BYTES: u64 = 4 << 20;
 /// Name of their item.
 pub const RUNTIME: &str = "runtime";
-
-/// Columns of a buffer that an adapter widens: rows of 16-bit numbers start at multiples of 16 bytes whatever the rank, as a card's
-/// attention asks.
-fn padded(cols: usize) -> usize {
-    cols.next_multiple_of(8)
-}
 
 impl Kept {
     /// What a layer keeps in a mode.
