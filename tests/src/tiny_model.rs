@@ -14,8 +14,6 @@ use serde_json::{Map, Value, json};
 
 /// Width of the residual stream.
 pub const HIDDEN: usize = 64;
-const N_HEADS: usize = 4;
-const N_KV_HEADS: usize = 2;
 const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 const VOCABULARY: usize = 256 + SPECIAL.len();
 
@@ -33,6 +31,13 @@ pub struct Size {
     pub ffn: usize,
     /// Blocks.
     pub n_layers: usize,
+}
+
+impl Size {
+    /// Query heads, twice as many as those of keys and values: 64 wide where that makes four or more, as a card has kernels for.
+    fn n_heads(self) -> usize {
+        (self.hidden / 64).max(4)
+    }
 }
 
 /// As small as can be.
@@ -76,9 +81,9 @@ fn write_but_weights(folder: &Path, size: Size) -> std::io::Result<()> {
         "hidden_size": size.hidden,
         "intermediate_size": size.ffn,
         "num_hidden_layers": size.n_layers,
-        "num_attention_heads": N_HEADS,
-        "num_key_value_heads": N_KV_HEADS,
-        "head_dim": size.hidden / N_HEADS,
+        "num_attention_heads": size.n_heads(),
+        "num_key_value_heads": size.n_heads() / 2,
+        "head_dim": size.hidden / size.n_heads(),
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
@@ -158,16 +163,17 @@ fn letter_of(byte: u8) -> char {
 }
 
 /// Every weight's name and shape, in the order of the model.
-fn weights(Size { hidden, ffn, n_layers }: Size) -> Vec<(String, Vec<usize>)> {
-    let head_dim = hidden / N_HEADS;
+fn weights(size: Size) -> Vec<(String, Vec<usize>)> {
+    let Size { hidden, ffn, n_layers } = size;
+    let kv_dim = size.n_heads() / 2 * (hidden / size.n_heads());
     let mut shapes = vec![("model.embed_tokens.weight".to_owned(), vec![VOCABULARY, hidden])];
     for layer in 0..n_layers {
         let shape_of = [
             ("input_layernorm", vec![hidden]),
-            ("self_attn.q_proj", vec![N_HEADS * head_dim, hidden]),
-            ("self_attn.k_proj", vec![N_KV_HEADS * head_dim, hidden]),
-            ("self_attn.v_proj", vec![N_KV_HEADS * head_dim, hidden]),
-            ("self_attn.o_proj", vec![hidden, N_HEADS * head_dim]),
+            ("self_attn.q_proj", vec![hidden, hidden]),
+            ("self_attn.k_proj", vec![kv_dim, hidden]),
+            ("self_attn.v_proj", vec![kv_dim, hidden]),
+            ("self_attn.o_proj", vec![hidden, hidden]),
             ("post_attention_layernorm", vec![hidden]),
             ("mlp.gate_proj", vec![ffn, hidden]),
             ("mlp.up_proj", vec![ffn, hidden]),

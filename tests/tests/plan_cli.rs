@@ -5,12 +5,15 @@ use std::path::Path;
 
 use hearth_engine::plan::{Bound, CardTable, Fit, Largest, Plan, Quantity, TableCell};
 use hearth_tests::hearth::{Said, hearth};
-use hearth_tests::tiny_model::{self, write_examples};
+use hearth_tests::tiny_model::{self, Size, TINY, write_examples};
 use serde_json::Value;
 
 /// A plan that needs nothing but the program.
 const ASKED: [&str; 9] =
     ["plan", "--card", "rtx-3060-12gb", "--model", "llama-3.1-8b", "--length", "2048", "--effective-batch", "16"];
+
+/// As small as a model can be whose heads a card has kernels for.
+const SMALL: Size = Size { hidden: 256, ..TINY };
 
 fn say(folder: &Path, args: &[&str]) -> Said {
     // A folder of its own, so that no path is called like a model.
@@ -107,7 +110,7 @@ fn without_data_and_length_the_length_is_assumed_too_and_within_the_model() {
     assert!(assumed.iter().any(|words| words.contains("neither data nor a length is given")), "{assumed:?}");
 
     let model = folder.path().join("model");
-    tiny_model::write(&model, 1).unwrap();
+    tiny_model::write_sized(&model, 1, SMALL).unwrap();
     let config = model.join("config.json");
     let mut values: Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
     values["max_position_embeddings"] = 512.into();
@@ -121,7 +124,7 @@ fn without_data_and_length_the_length_is_assumed_too_and_within_the_model() {
 #[test]
 fn a_path_that_exists_wins_over_the_catalogue() {
     let folder = tempfile::tempdir().unwrap();
-    tiny_model::write(&folder.path().join("llama-3.1-8b"), 1).unwrap();
+    tiny_model::write_sized(&folder.path().join("llama-3.1-8b"), 1, SMALL).unwrap();
     let said = say(folder.path(), &ASKED.into_iter().chain(["--json"]).collect::<Vec<_>>());
     assert_eq!(said.exit, Some(0), "{said:?}");
     let (plan, assumed) = answer(&said);

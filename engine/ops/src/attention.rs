@@ -23,6 +23,9 @@ use super::host;
 use super::math::{dot, exp, max, vectorised};
 use super::memory::{Held, Site};
 
+/// Widths of a head for which a card has kernels.
+pub const HEAD_DIMS: [usize; 4] = [64, 96, 128, 256];
+
 /// Query rows of one task.
 pub(super) const ROWS: usize = 64;
 
@@ -76,7 +79,7 @@ pub fn scratch_bytes(length: usize, n_threads: usize) -> u64 {
 /// `[n, n_heads]`). `qkv` is `[n, qkv_dim]`: queries, keys, values, after rotation. `cu_seqlens` is u32
 /// `[documents + 1]`.
 ///
-/// `out` and `qkv` are f32, or 16-bit on a card. A card has kernels for heads of 64, 96, 128 and 256, and 16-bit rows start
+/// `out` and `qkv` are f32, or 16-bit on a card. A card has kernels for heads of [`HEAD_DIMS`], and 16-bit rows start
 /// there at multiples of 16 bytes. The boundaries in `cu_seqlens` are checked on the processor only.
 pub fn attention(out: &Tensor, lse: &Tensor, qkv: &Tensor, cu_seqlens: &Tensor, heads: Heads) -> Result<()> {
     let n = qkv.dim(0)?;
@@ -238,12 +241,8 @@ impl Tile {
     /// The tables at the head of `attention.cu`, for code of an architecture (75 is compute capability 7.5). In f32, which is for
     /// comparisons, a warp has a row and shares nothing.
     fn new(kernel: &str, dtype: DType, head_dim: usize, architecture: i32) -> Result<Self> {
-        let column = match head_dim {
-            64 => 0,
-            96 => 1,
-            128 => 2,
-            256 => 3,
-            _ => bail!("attention on a card takes heads of 64, 96, 128 or 256, these have {head_dim}"),
+        let Some(column) = HEAD_DIMS.iter().position(|&width| width == head_dim) else {
+            bail!("attention on a card takes heads of {HEAD_DIMS:?}, these have {head_dim}")
         };
         if dtype == DType::F32 {
             return Ok(Self { n_rows: 4, n_threads: 128, shared_bytes: 0 });

@@ -221,7 +221,8 @@ fn show_table(table: &CardTable, assumed: &[String]) -> Result<(), Failure> {
         emit(&format!("assumed: {words}"))?;
     }
     emit(
-        "+ everything fits   ~ fits by computing some of it twice   − does not fit; 16 or 4 bit base; time of the run",
+        "+ everything fits   ~ fits by computing some of it twice, or keeping it in system memory   − does not fit; \
+         16 or 4 bit base; time of the run",
     )?;
     let titles = table.rows.iter().map(|row| row.title.chars().count()).max().unwrap_or(0);
     for from in (0..table.cards.len()).step_by(COLUMNS) {
@@ -479,10 +480,11 @@ fn total(plan: &Plan) -> String {
         "the limit set by hand".to_string()
     } else {
         format!(
-            "{} of {} less {} of other programs and {} kept free",
+            "{} of {} less {} of other programs and the {}, and {} kept free",
             format::bytes(budget.total_bytes),
             budget.device,
             format::bytes(budget.others_bytes),
+            if plan.host.is_some() { "driver" } else { "system" },
             format::bytes(budget.margin_bytes)
         )
     };
@@ -505,12 +507,17 @@ fn time_share(reason: &Reason, plan: &Plan) -> String {
 fn time(plan: &Plan) -> String {
     let time = &plan.time;
     let at = |share: f64| format::duration(time.total_s * share);
+    let most = at(1.0 + time.plus_minus);
+    // A time is never none, whatever the past was.
+    let range = if time.plus_minus < 1.0 {
+        format!("{} to {most}", at(1.0 - time.plus_minus))
+    } else {
+        format!("up to {most}")
+    };
     format!(
-        "time = about {} ± {:.0} %, {} to {}: {} of {}, {}, {}.",
+        "time = about {} ± {:.0} %, {range}: {} of {}, {}, {}.",
         at(1.0),
         100.0 * time.plus_minus,
-        at(1.0 - time.plus_minus),
-        at(1.0 + time.plus_minus),
         format::counted(time.n_steps, "step"),
         format::duration(time.step_s),
         format::tokens_per_second(time.tokens_per_s),

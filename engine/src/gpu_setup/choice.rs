@@ -10,10 +10,8 @@ use ts_rs::TS;
 use super::libraries::Libraries;
 use super::place::{GpuPackage, GpuPackageState};
 use crate::format;
-use crate::hardware::{CardOutcome, CardReport, Hardware};
+use crate::hardware::{CardOutcome, CardReport, Hardware, LEAST_CAPABILITY};
 
-/// Compute capability of the oldest cards that the kernels are compiled for (`ops/build.rs`).
-const LEAST_CAPABILITY: (u32, u32) = (7, 5);
 /// Set to `processor` to leave a card alone.
 pub const ENGINE_VARIABLE: &str = "HEARTH_ENGINE";
 

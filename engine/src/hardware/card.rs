@@ -5,8 +5,11 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use ts_rs::TS;
 
-use super::Throttle;
+use super::{Throttle, capability};
 use crate::format;
+
+/// Compute capability of the oldest cards that the kernels are compiled for (`ops/build.rs`).
+pub(crate) const LEAST_CAPABILITY: (u32, u32) = (7, 5);
 
 /// A card, measured by its driver or described by a profile. What neither says is absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, TS)]
@@ -201,6 +204,13 @@ impl Card {
             (Some(now), Some(most)) => Some(PcieLink { n_lanes: now.n_lanes.min(most.n_lanes), ..most }),
             (now, most) => most.or(now),
         }
+    }
+
+    /// Whether a run can train on it, as far as it says: new enough, and if it is divided, then into something.
+    pub fn is_usable(&self) -> bool {
+        let capability = self.compute_capability.as_deref().and_then(capability);
+        capability.is_none_or(|capability| capability >= LEAST_CAPABILITY)
+            && self.mig.as_ref().is_none_or(|mig| mig.n_parts > 0)
     }
 
     /// What other programs hold of the memory.

@@ -101,10 +101,10 @@ fn cards(probe: &CardProbe) -> (Vec<Card>, CardReport) {
 }
 
 /// The card to train on first: as `CUDA_VISIBLE_DEVICES` says (numbers and beginnings of UUIDs, up to the first that names
-/// no card), else the one with the most memory.
+/// no card), else of those that can be used the one with the most memory.
 fn visible(mut cards: Vec<Card>, named: Option<&str>) -> Vec<Card> {
     let Some(named) = named else {
-        cards.sort_by_key(|card| std::cmp::Reverse(card.memory_bytes));
+        cards.sort_by_key(|card| (!card.is_usable(), std::cmp::Reverse(card.memory_bytes)));
         return cards;
     };
     let card = |name: &str| match name.parse::<usize>() {
@@ -189,7 +189,7 @@ fn disks() -> Vec<Disk> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::CardOutcome;
+    use crate::hardware::{CardOutcome, Mig};
 
     #[test]
     fn this_machine_has_a_processor_and_memory() {
@@ -227,6 +227,20 @@ mod tests {
         assert_eq!(names(Some("1,9,0")), "b2", "up to the first that is none");
         assert_eq!(names(Some("")), "");
         assert_eq!(names(Some("-1")), "");
+    }
+
+    #[test]
+    fn a_card_that_cannot_be_used_stands_behind_one_that_can_however_much_memory_it_has() {
+        let card = |name: &str, gib: u64, capability: &str| Card {
+            name: name.into(),
+            memory_bytes: gib << 30,
+            compute_capability: Some(capability.into()),
+            ..Card::default()
+        };
+        let divided = Mig { n_parts: 0, part: None, whole_bytes: 80 << 30 };
+        let empty = Card { mig: Some(divided), ..card("A100", 80, "8.0") };
+        let cards = visible(vec![empty, card("P40", 24, "6.1"), card("RTX 3060", 12, "8.6")], None);
+        assert_eq!(cards.iter().map(|card| card.name.as_str()).collect::<Vec<_>>(), ["RTX 3060", "A100", "P40"]);
     }
 
     #[cfg(unix)]

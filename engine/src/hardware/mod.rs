@@ -26,6 +26,7 @@ use ts_rs::TS;
 use crate::config::ComputeDtype;
 
 pub use self::advice::{Advice, LEAST_DRIVER, advice};
+pub(crate) use self::card::LEAST_CAPABILITY;
 pub use self::card::{Card, MemoryUser, Mig, PcieLink};
 pub use self::detect::{CardProbe, detect, detect_with};
 pub use self::disk::measure_write;
@@ -79,7 +80,7 @@ pub struct Hardware {
 }
 
 /// Where a run trains.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, TS)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, TS)]
 #[serde(rename_all = "snake_case")]
 #[ts(export)]
 pub enum TrainOn {
@@ -146,7 +147,7 @@ impl Hardware {
     pub fn compute_dtype(&self) -> ComputeDtype {
         let Some(card) = self.training_card() else { return ComputeDtype::F32 };
         match card.compute_capability.as_deref().and_then(capability) {
-            Some(capability) if capability < (7, 5) => ComputeDtype::F32,
+            Some(capability) if capability < LEAST_CAPABILITY => ComputeDtype::F32,
             Some(capability) if capability < (8, 0) => ComputeDtype::F16,
             _ => ComputeDtype::Bf16,
         }

@@ -174,15 +174,14 @@ impl Profile {
 
     /// `computer` as it would be with this profile's card in it, without the rates measured there.
     pub fn in_computer(&self, computer: &Hardware) -> Hardware {
-        let described = self.hardware();
+        // A clone of all of it would copy every measurement only to drop it.
         Hardware {
-            name: described.name,
-            cards: described.cards,
-            card_report: None,
-            train_on: described.train_on,
-            advice: Vec::new(),
-            measurements: Measurements::default(),
-            ..computer.clone()
+            processor: computer.processor.clone(),
+            memory_total_bytes: computer.memory_total_bytes,
+            memory_available_bytes: computer.memory_available_bytes,
+            disks: computer.disks.clone(),
+            is_wsl: computer.is_wsl,
+            ..self.hardware()
         }
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use ts_rs::TS;
 
 use super::Error;
-use crate::config::{BaseFormat, ComputeDtype, Recompute};
+use crate::config::{BaseFormat, ComputeDtype, Recompute, Target};
 use crate::disk;
 
 /// Name of the file in Hearth's data folder.
@@ -53,6 +53,12 @@ pub struct MeasuredRate {
     /// Layers whose weights stayed dequantised.
     #[serde(default)]
     pub n_layers_cached: usize,
+    /// Rank of the adapter; 0 in measurements of earlier versions.
+    #[serde(default)]
+    pub rank: usize,
+    /// The layers it adapts.
+    #[serde(default)]
+    pub targets: Vec<Target>,
     /// Longest sequence allowed, in tokens; 0 in measurements of earlier versions.
     #[serde(default)]
     pub length: usize,
@@ -72,9 +78,9 @@ impl MeasuredRate {
     /// Measurements of the same thing; the newer replaces the older.
     fn same_as(&self, other: &MeasuredRate) -> bool {
         let mode = |r: &MeasuredRate| (r.compute, r.base, r.recompute, r.n_layers_eased, r.n_layers_cached);
-        let key = |r: &MeasuredRate| (mode(r), r.length, r.micro_batch);
+        let key = |r: &MeasuredRate| (mode(r), r.rank, r.length, r.micro_batch);
         let (mine, others) = (self.micro_batch_tokens as f64, other.micro_batch_tokens as f64);
-        (&self.device, &self.model) == (&other.device, &other.model)
+        (&self.device, &self.model, &self.targets) == (&other.device, &other.model, &other.targets)
             && key(self) == key(other)
             && (mine - others).abs() <= SAME_LOAD * mine.max(others)
     }
@@ -104,7 +110,7 @@ pub struct MeasuredOverhead {
 pub enum Basis {
     /// This model in this mode, on this hardware.
     Measured,
-    /// Another model or mode on this hardware, converted by its floating-point operations.
+    /// This model on this hardware in another mode, size or adapter, converted by its floating-point operations.
     Scaled,
     /// Operations over the hardware's rate.
     Calculated,
@@ -232,6 +238,8 @@ mod tests {
             recompute: Recompute::N,
             n_layers_eased: 0,
             n_layers_cached: 0,
+            rank: 16,
+            targets: Target::ALL.to_vec(),
             length: 256,
             micro_batch: 2,
             micro_batch_tokens: 500,
@@ -267,7 +275,7 @@ mod tests {
         }
         assert_eq!(read("a").rates, vec![rate("a", 300.0, 3)]);
         assert_eq!(read("b").rates, vec![rate("b", 900.0, 2)]);
-        // Nearly as many tokens are the same load; another length or type is not.
+        // Nearly as many tokens are the same load; another length, type or rank is not.
         record(&path, |all| all.add_rate(MeasuredRate { micro_batch_tokens: 510, ..rate("a", 310.0, 4) }))
             .expect("written");
         assert_eq!(read("a").rates.len(), 1);
@@ -275,6 +283,8 @@ mod tests {
         record(&path, |all| all.add_rate(MeasuredRate { compute: Some(ComputeDtype::Bf16), ..rate("a", 330.0, 6) }))
             .expect("written");
         assert_eq!(read("a").rates.len(), 3);
+        record(&path, |all| all.add_rate(MeasuredRate { rank: 64, ..rate("a", 340.0, 7) })).expect("written");
+        assert_eq!(read("a").rates.len(), 4);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::layout::{self, Item, Layout};
 use super::{Family, PlanItem, cost};
-use crate::config::{BaseFormat, OptimizerKind, Settings, Target};
+use crate::config::{BaseFormat, ComputeDtype, LoraConfig, OptimizerKind, Recompute, Settings, Target};
 use crate::generate::{Asked, most_bytes};
 use crate::hardware::TrainOn;
 use crate::model::ModelShape;
@@ -133,7 +133,7 @@ fn loading_bytes(shape: &ModelShape, settings: &Settings, layout: &Layout) -> u6
         (TrainOn::Card, _) => 0,
     };
     let not_there_yet = layout.items.iter().filter(|item| !matches!(item.family, Family::Weights | Family::Runtime));
-    transient.saturating_sub(not_there_yet.map(|item| item.bytes).sum())
+    transient.saturating_sub(not_there_yet.map(|item| item.bytes).fold(0, u64::saturating_add))
 }
 
 /// The memory of settings.
@@ -155,89 +155,110 @@ impl Sum {
     }
 }
 
+/// What of settings a byte depends on.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Key {
+    train_on: TrainOn,
+    base: BaseFormat,
+    compute: ComputeDtype,
+    embedding_on_host: bool,
+    rank: usize,
+    /// A bit each.
+    targets: u32,
+    has_dropout: bool,
+    length: usize,
+    micro_batch: usize,
+    recompute: Recompute,
+    n_layers_eased: usize,
+    offload_inputs: bool,
+    mlp_rows: Option<usize>,
+    n_layers_streamed: usize,
+    n_layers_cached: usize,
+    head_rows: usize,
+    optimizer: OptimizerKind,
+    n_samples: usize,
+    sample_tokens: Option<usize>,
+}
+
+impl Key {
+    /// Every setting is named, so that a new one is decided on.
+    fn of(settings: &Settings) -> Self {
+        let Settings {
+            train_on,
+            base,
+            compute,
+            embedding_on_host,
+            lora: LoraConfig { rank, alpha: _, dropout, ref targets },
+            length,
+            over_length: _,
+            packing: _,
+            micro_batch,
+            accumulation: _,
+            recompute,
+            n_layers_eased,
+            offload_inputs,
+            mlp_rows,
+            n_layers_streamed,
+            n_layers_cached,
+            head_rows,
+            optimizer,
+            learning_rate: _,
+            beta1: _,
+            beta2: _,
+            epsilon: _,
+            weight_decay: _,
+            max_grad_norm: _,
+            schedule: _,
+            warmup_steps: _,
+            n_steps: _,
+            evaluate_every_steps: _,
+            patience: _,
+            n_samples,
+            sample_tokens,
+            checkpoints: _,
+            rehearsal: _,
+            governor: _,
+            seed: _,
+        } = *settings;
+        Key {
+            train_on,
+            base,
+            compute,
+            embedding_on_host,
+            rank,
+            targets: targets.iter().fold(0, |bits, &target| bits | 1 << target as u32),
+            has_dropout: dropout > 0.0,
+            length,
+            micro_batch,
+            recompute,
+            n_layers_eased,
+            offload_inputs,
+            mlp_rows,
+            n_layers_streamed,
+            n_layers_cached,
+            head_rows,
+            optimizer,
+            n_samples,
+            sample_tokens,
+        }
+    }
+}
+
 /// Sums of one model that were asked for before: a search, its reasons and their counterfactuals ask for the same ones over and
 /// over, and so do all cards of a table.
 #[derive(Debug, Default)]
 pub(super) struct Sums {
-    /// By [`mark`]; the settings of one mark are few.
-    known: RefCell<HashMap<u64, Vec<(Settings, Sum)>>>,
+    known: RefCell<HashMap<Key, Sum>>,
 }
 
 impl Sums {
     /// [`Sum::of`], remembered. `shape` is always the same one.
     pub(super) fn of(&self, shape: &ModelShape, settings: &Settings) -> Sum {
-        let mut known = self.known.borrow_mut();
-        let alike = known.entry(mark(settings)).or_default();
-        if let Some((_, sum)) = alike.iter().find(|(known, _)| takes_as_much(known, settings)) {
-            return *sum;
-        }
-        let sum = Sum::of(shape, settings);
-        alike.push((settings.clone(), sum));
-        sum
+        *self.known.borrow_mut().entry(Key::of(settings)).or_insert_with(|| Sum::of(shape, settings))
     }
-}
 
-/// A number of what differs most between the settings of a search.
-fn mark(s: &Settings) -> u64 {
-    let numbers = [
-        s.length,
-        s.micro_batch,
-        s.head_rows,
-        s.n_layers_eased,
-        s.n_layers_streamed,
-        s.n_layers_cached,
-        s.lora.rank,
-        s.n_samples,
-    ];
-    let flags = s.recompute as u64 + 4 * s.base as u64 + 16 * s.compute as u64 + 64 * u64::from(s.offload_inputs);
-    let start = flags + 128 * s.optimizer as u64 + 512 * s.mlp_rows.unwrap_or(0) as u64;
-    numbers.iter().fold(start, |mark, &n| mark.wrapping_mul(0x0100_0000_01b3).wrapping_add(n as u64))
-}
-
-/// Whether two settings are the same in everything that a byte depends on. Every setting is named, so that a new one is decided on.
-fn takes_as_much(a: &Settings, b: &Settings) -> bool {
-    let Settings {
-        train_on,
-        base,
-        compute,
-        embedding_on_host,
-        lora,
-        length,
-        over_length: _,
-        packing: _,
-        micro_batch,
-        accumulation: _,
-        recompute,
-        n_layers_eased,
-        offload_inputs,
-        mlp_rows,
-        n_layers_streamed,
-        n_layers_cached,
-        head_rows,
-        optimizer,
-        learning_rate: _,
-        beta1: _,
-        beta2: _,
-        epsilon: _,
-        weight_decay: _,
-        max_grad_norm: _,
-        schedule: _,
-        warmup_steps: _,
-        n_steps: _,
-        evaluate_every_steps: _,
-        patience: _,
-        n_samples,
-        sample_tokens,
-        checkpoints: _,
-        rehearsal: _,
-        governor: _,
-        seed: _,
-    } = a;
-    (*length, *micro_batch, *head_rows, *n_samples) == (b.length, b.micro_batch, b.head_rows, b.n_samples)
-        && (*train_on, *base, *compute, *optimizer) == (b.train_on, b.base, b.compute, b.optimizer)
-        && (*recompute, *n_layers_eased, *mlp_rows) == (b.recompute, b.n_layers_eased, b.mlp_rows)
-        && (*embedding_on_host, *offload_inputs) == (b.embedding_on_host, b.offload_inputs)
-        && (*n_layers_streamed, *n_layers_cached, *sample_tokens)
-            == (b.n_layers_streamed, b.n_layers_cached, b.sample_tokens)
-        && (lora.rank, lora.dropout, &lora.targets) == (b.lora.rank, b.lora.dropout, &b.lora.targets)
+    #[cfg(test)]
+    pub(super) fn n_known(&self) -> usize {
+        self.known.borrow().len()
+    }
 }

@@ -62,24 +62,25 @@ impl Task<'_> {
     ) -> Settings {
         let config = frame.config;
         let settings = settings(frame, split, head_rows);
+        let layers = |n: Option<usize>| n.unwrap_or(0).min(self.shape.n_layers);
         Settings {
             train_on: self.hardware.train_on,
             base,
             compute: self.compute(config),
             embedding_on_host: self.embedding_on_host(config),
             recompute,
+            n_layers_eased: layers(config.n_layers_eased),
             offload_inputs: config.offload_inputs.unwrap_or(false),
             // As many as there are, or more, is the whole micro-batch.
             mlp_rows: config.mlp_rows.filter(|&rows| rows < settings.max_tokens()),
-            n_layers_streamed: config.n_layers_streamed.unwrap_or(0),
-            n_layers_cached: config.n_layers_cached.unwrap_or(0),
+            n_layers_streamed: layers(config.n_layers_streamed),
+            n_layers_cached: layers(config.n_layers_cached),
             ..settings
         }
     }
 
-    /// `fixed`, and where it does not fit with less and less on the card: the layers' inputs in system memory, then the MLP in parts;
-    /// all this with no more, with as many as it takes, and with all of the layers' weights in system memory, since what they leave is
-    /// room for recomputing less.
+    /// `fixed`, and where it does not fit with less and less on the card, as [`Self::moves`] says; all this with no more, with as many
+    /// as it takes, and with all of the layers' weights in system memory, since what they leave is room for recomputing less.
     fn leaving_less(&self, frame: &Frame, fixed: Settings) -> Vec<Settings> {
         let (config, budget) = (frame.config, frame.budget);
         let fits = |settings: &Settings| self.bytes(settings) <= budget.budget_bytes;
@@ -119,19 +120,18 @@ impl Task<'_> {
         self.hardware.train_on == TrainOn::Card && config.n_layers_streamed.is_none() && base == BaseFormat::Nf4
     }
 
-    /// `fixed`, and with the inputs in system memory, and besides with the MLP in parts, as far as the config leaves it open.
+    /// `fixed`, and with the MLP in parts, each with the inputs where `fixed` has them and in system memory, as far as the config leaves
+    /// it open. The last takes least of the device.
     pub(super) fn moves(&self, config: &RunConfig, fixed: &Settings) -> Vec<Settings> {
-        let mut moves = vec![fixed.clone()];
-        if self.hardware.train_on != TrainOn::Card {
-            return moves;
-        }
-        let offload_inputs = config.offload_inputs.unwrap_or(true);
-        if config.offload_inputs.is_none() {
-            moves.push(Settings { offload_inputs, ..fixed.clone() });
-        }
-        if config.mlp_rows.is_none() {
-            let rows = MLP_ROWS.into_iter().filter(|&rows| rows < fixed.max_tokens());
-            moves.extend(rows.map(|rows| Settings { mlp_rows: Some(rows), offload_inputs, ..fixed.clone() }));
+        let offloads = self.hardware.train_on == TrainOn::Card && config.offload_inputs.is_none();
+        let open = if config.mlp_rows.is_none() { &MLP_ROWS[..] } else { &[] };
+        let parts = open.iter().filter(|&&rows| rows < fixed.max_tokens()).map(|&rows| Some(rows));
+        let mut moves = Vec::new();
+        for mlp_rows in std::iter::once(fixed.mlp_rows).chain(parts) {
+            let on_device = Settings { mlp_rows, ..fixed.clone() };
+            let offloaded = offloads.then(|| Settings { offload_inputs: true, ..on_device.clone() });
+            moves.push(on_device);
+            moves.extend(offloaded);
         }
         moves
     }

@@ -5,6 +5,7 @@ use crate::config::{BaseFormat, ComputeDtype, RunConfig};
 use crate::data::DataStats;
 use crate::hardware::{Hardware, TrainOn};
 use crate::model::ModelShape;
+use crate::ops::attention::HEAD_DIMS;
 
 /// Refuses what cannot be planned, naming the field.
 pub(super) fn check(
@@ -19,6 +20,12 @@ pub(super) fn check(
     if data.n_learned_tokens == 0 {
         return Err(Error::NothingLearned { n_tokens: data.n_tokens });
     }
+    wishes(shape, config, hardware)
+}
+
+/// The same of what does not depend on the data.
+pub(super) fn wishes(shape: &ModelShape, config: &RunConfig, hardware: &Hardware) -> Result<(), Error> {
+    heads(shape, hardware)?;
     adapter(config)?;
     optimizer(config)?;
     precision(config, hardware)?;
@@ -34,9 +41,18 @@ pub(super) fn check(
         ("evaluation.patience", config.evaluation.patience),
         ("checkpoints.every_steps", config.checkpoints.every_steps),
     ];
+    let may_be_zero = [
+        ("n_layers_eased", config.n_layers_eased),
+        ("n_layers_streamed", config.n_layers_streamed),
+        ("n_layers_cached", config.n_layers_cached),
+        ("evaluation.n_samples", Some(config.evaluation.n_samples)),
+        ("checkpoints.keep", Some(config.checkpoints.keep)),
+    ];
     for (field, value) in counts {
         range(value != Some(0), field, 0, "at least 1")?;
-        // Products of these stay far inside u64.
+    }
+    for (field, value) in counts.into_iter().chain(may_be_zero) {
+        // Products of two of these stay far inside u64.
         range(value.is_none_or(|n| n <= 1 << 24), field, value.unwrap_or(0), "at most 16777216")?;
     }
     range(config.data.length != Some(1), "data.length", 1, "at least 2: one token to read, one to predict")?;
@@ -76,6 +92,16 @@ fn adapter(config: &RunConfig) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Refuses widths of heads for which a card's attention has no kernels.
+pub(super) fn heads(shape: &ModelShape, hardware: &Hardware) -> Result<(), Error> {
+    match hardware.training_card() {
+        Some(card) if !HEAD_DIMS.contains(&shape.head_dim) => {
+            Err(Error::NoKernel { device: card.name.clone(), head_dim: shape.head_dim })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses number formats that the hardware lacks or that contradict each other.

@@ -7,6 +7,7 @@ use crate::config::{BaseFormat, ComputeDtype, LoraConfig, OptimizerKind, Recompu
 pub use crate::hardware::Basis;
 use crate::hardware::{Hardware, MeasuredRate, Prediction};
 use crate::model::ModelShape;
+use crate::ops::adamw::Moments;
 
 /// How long a run takes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
@@ -20,7 +21,7 @@ pub struct TimeEstimate {
     pub basis_words: String,
     /// Half width of the range to expect, as a share of the time: 0.05 is ± 5 %.
     pub plus_minus: f64,
-    /// One optimizer step.
+    /// One optimizer step; the last of a pass may be smaller.
     pub step_s: f64,
     /// All evaluations together; answers to held-out prompts are not in it.
     pub evaluation_s: f64,
@@ -38,6 +39,14 @@ pub struct TimeEstimate {
     pub n_tokens_per_step: u64,
 }
 
+impl TimeEstimate {
+    /// The same where steps and tokens are known and not estimated.
+    pub(crate) fn set_extent(&mut self, n_steps: usize, n_tokens: u64) {
+        self.total_s = n_tokens as f64 / self.tokens_per_s + self.evaluation_s;
+        (self.n_steps, self.n_tokens) = (n_steps, n_tokens);
+    }
+}
+
 /// Elements of all A `[rank, in]` and B `[out, rank]`.
 pub(super) fn lora_elements(shape: &ModelShape, lora: &LoraConfig) -> u64 {
     let widths: u64 = lora.targets.iter().map(|&target| shape.linear(target)).map(|(o, i)| (o + i) as u64).sum();
@@ -46,10 +55,11 @@ pub(super) fn lora_elements(shape: &ModelShape, lora: &LoraConfig) -> u64 {
 
 /// State of `n` trained elements: two moments, in 8 bit with two f32 scales for each block of 256.
 pub(super) fn optimizer_bytes(n: u64, kind: OptimizerKind) -> u64 {
-    match kind {
-        OptimizerKind::AdamW32 => 8 * n,
-        OptimizerKind::AdamW8 => 2 * n + 2 * 4 * n.div_ceil(256),
-    }
+    let bytes = match kind {
+        OptimizerKind::AdamW32 => Moments::f32_bytes,
+        OptimizerKind::AdamW8 => Moments::u8_bytes,
+    };
+    bytes(n as usize) as u64
 }
 
 /// Name under which measured rates of this shape are kept.
@@ -226,7 +236,7 @@ fn rates(hardware: &Hardware) -> Rates {
 pub(super) fn basis_words(basis: Basis, hardware: &Hardware) -> String {
     match (basis, hardware.training_card()) {
         (Basis::Measured, _) => "measured with this model on this hardware".into(),
-        (Basis::Scaled, _) => "converted from a measurement of this model in another mode on this hardware".into(),
+        (Basis::Scaled, _) => "converted from another measurement of this model on this hardware".into(),
         (Basis::Calculated, None) => {
             let cores = crate::format::counted(hardware.processor.n_cores.max(1), "core");
             let rate = rates(hardware).flops_per_s / 1e9;
@@ -357,15 +367,20 @@ pub(super) fn speed(
     let plain = calculated(shape, &rates, settings.compute, load);
     let ratio = |measured: usize, here: f64| (measured.max(1) as f64 / here.max(1.0)).ln().abs();
     let mix = |rate: &MeasuredRate| Mix::new(rate.recompute, rate.n_layers_eased, shape.n_layers);
+    let cached = |rate: &MeasuredRate| rate.n_layers_cached as f64 / shape.n_layers as f64;
+    let has_other_adapter =
+        |rate: &MeasuredRate| (rate.rank, &rate.targets) != (settings.lora.rank, &settings.lora.targets);
     // How far off a measurement is: first what it computed, then how long and how many its sequences were.
     let distance = |rate: &MeasuredRate| {
         let length = if rate.length == 0 { 0.0 } else { ratio(rate.length, settings.length as f64) };
         let size = ratio(rate.micro_batch_tokens, load.tokens) + length;
-        (rate.base != load.base, mix(rate) != load.recompute, rate.compute.is_none(), size)
+        let mode = (rate.base != load.base, mix(rate) != load.recompute, cached(rate) != load.cached);
+        (mode, has_other_adapter(rate), rate.compute.is_none(), size)
     };
     // Another type's speed says nothing of this one's.
     let is_alike = |rate: &&&MeasuredRate| rate.compute.is_none_or(|compute| compute == settings.compute);
-    let nearest = measured.iter().filter(is_alike).min_by(|a, b| {
+    // Of equally near ones the newest, which is the last.
+    let nearest = measured.iter().rev().filter(is_alike).min_by(|a, b| {
         let (a, b) = (distance(a), distance(b));
         (a.0, a.1, a.2).cmp(&(b.0, b.1, b.2)).then(a.3.total_cmp(&b.3))
     });
@@ -374,18 +389,23 @@ pub(super) fn speed(
     };
     // Sequences of another limit are taken to be longer or shorter alike.
     let longer = if rate.length == 0 { 1.0 } else { rate.length as f64 / settings.length.max(1) as f64 };
+    let lora = match rate.rank {
+        // Of an earlier version, which did not say.
+        0 => settings.lora.clone(),
+        rank => LoraConfig { rank, targets: rate.targets.clone(), ..LoraConfig::none() },
+    };
     let measured_load = Load {
         base: rate.base,
         recompute: mix(rate),
         tokens: rate.micro_batch_tokens.max(1) as f64,
-        flops: Flops::per_token(shape, &settings.lora, mix(rate), attended * longer, learned),
+        flops: Flops::per_token(shape, &lora, mix(rate), attended * longer, learned),
         mlp_parts: 1.0,
-        cached: rate.n_layers_cached as f64 / shape.n_layers as f64,
+        cached: cached(rate),
     };
     let tokens_per_s = plain * rate.tokens_per_s / calculated(shape, &rates, settings.compute, &measured_load);
-    let (other_base, other_mode, _, size) = distance(rate);
+    let (other_mode, other_adapter, _, size) = distance(rate);
     // Nothing of what is remembered was measured in parts or over a link.
-    let same = !other_base && !other_mode && !settings.is_stretched() && size < 2f64.ln();
+    let same = other_mode == (false, false, false) && !other_adapter && !settings.is_stretched() && size < 2f64.ln();
     let basis = if same { Basis::Measured } else { Basis::Scaled };
     Speed { tokens_per_s, basis }
 }

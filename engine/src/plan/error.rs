@@ -1,6 +1,8 @@
 use super::Remedy;
 use crate::error::Explain;
 use crate::format;
+use crate::gpu_setup::ENGINE_VARIABLE;
+use crate::ops::attention::HEAD_DIMS;
 
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +25,8 @@ pub enum Error {
     BatchNotDivisible { field: &'static str, value: usize, effective_batch: usize },
     #[error("{device} does not compute in {compute}")]
     NoCompute { device: String, compute: &'static str, instead: &'static str },
+    #[error("{device} has no kernels for heads {head_dim} wide; there are for {}", widths())]
+    NoKernel { device: String, head_dim: usize },
     #[error("a base in {base} cannot be trained on in {compute}")]
     BaseContradiction { base: &'static str, compute: &'static str },
     #[error("{field} is {value}; it has to be {allowed}")]
@@ -41,6 +45,10 @@ pub enum Error {
     AllTooLong { n_examples: usize, length: usize, shortest: usize },
 }
 
+fn widths() -> String {
+    HEAD_DIMS.map(|width| width.to_string()).join(", ")
+}
+
 impl Explain for Error {
     fn code(&self) -> &'static str {
         match self {
@@ -49,6 +57,7 @@ impl Explain for Error {
             Error::BatchContradiction { .. } => "plan.batch_contradiction",
             Error::BatchNotDivisible { .. } => "plan.batch_not_divisible",
             Error::NoCompute { .. } => "plan.no_compute",
+            Error::NoKernel { .. } => "plan.no_kernel",
             Error::BaseContradiction { .. } => "plan.base_contradiction",
             Error::OutOfRange { .. } => "plan.out_of_range",
             Error::NoTargets => "plan.no_targets",
@@ -77,6 +86,9 @@ impl Explain for Error {
                 format!("Leave {field} out, or choose one that divides effective_batch without a rest.")
             }
             Error::NoCompute { instead, .. } => format!("Leave compute out, or set it to {instead}."),
+            Error::NoKernel { .. } => {
+                format!("Train this model on the processor: set {ENGINE_VARIABLE} to processor in the environment.")
+            }
             Error::BaseContradiction { .. } => "Leave base out, set it to nf4, or leave compute out.".into(),
             Error::OutOfRange { field, allowed, .. } => format!("Set {field} to a value that is {allowed}."),
             Error::NoTargets => "Choose at least one, or leave lora.targets out for all seven.".into(),

@@ -49,35 +49,30 @@ const LEAST_MLP_ROWS: usize = 128;
 impl Rung {
     /// Where `settings` stand.
     pub fn of(settings: &Settings) -> Self {
-        let Settings { micro_batch, accumulation, head_rows, recompute, n_layers_eased, .. } = *settings;
-        let Settings { mlp_rows, offload_inputs, n_layers_cached, .. } = *settings;
         Self {
-            micro_batch,
-            accumulation,
-            head_rows,
-            recompute,
-            n_layers_eased,
-            mlp_rows,
-            offload_inputs,
-            n_layers_cached,
+            micro_batch: settings.micro_batch,
+            accumulation: settings.accumulation,
+            head_rows: settings.head_rows,
+            recompute: settings.recompute,
+            n_layers_eased: settings.n_layers_eased,
+            mlp_rows: settings.mlp_rows,
+            offload_inputs: settings.offload_inputs,
+            n_layers_cached: settings.n_layers_cached,
         }
     }
 
     /// `settings` on this rung.
     pub fn apply(self, settings: &Settings) -> Settings {
-        let Self { micro_batch, accumulation, head_rows, recompute, n_layers_eased, .. } = self;
-        let Self { mlp_rows, offload_inputs, n_layers_cached, .. } = self;
-        let settings = settings.clone();
         Settings {
-            micro_batch,
-            accumulation,
-            head_rows,
-            recompute,
-            n_layers_eased,
-            mlp_rows,
-            offload_inputs,
-            n_layers_cached,
-            ..settings
+            micro_batch: self.micro_batch,
+            accumulation: self.accumulation,
+            head_rows: self.head_rows,
+            recompute: self.recompute,
+            n_layers_eased: self.n_layers_eased,
+            mlp_rows: self.mlp_rows,
+            offload_inputs: self.offload_inputs,
+            n_layers_cached: self.n_layers_cached,
+            ..settings.clone()
         }
     }
 

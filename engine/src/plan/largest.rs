@@ -208,8 +208,9 @@ pub fn largest_rank(
 ) -> Result<Largest, Error> {
     // What the narrowest adapted layer can use.
     let narrowest = config.lora.targets.iter().map(|&target| shape.linear(target)).map(|(o, i)| o.min(i)).min();
-    let values = (1..=narrowest.unwrap_or(1).min(MOST_RANK)).collect();
-    climb(Quantity::Rank, (values, Bound::Model), shape, data, config, hardware)
+    let narrowest = narrowest.unwrap_or(1);
+    let end = if narrowest > MOST_RANK { Bound::Most } else { Bound::Model };
+    climb(Quantity::Rank, ((1..=narrowest.min(MOST_RANK)).collect(), end), shape, data, config, hardware)
 }
 
 /// The most sequences at once, at the length that the plan proposes. Any multiple of it is a batch that fits too, by accumulation.

@@ -235,7 +235,9 @@ pub fn layout(shape: &ModelShape, settings: &Settings) -> Layout {
     let inputs_kept = input_bytes * n_inputs;
     // The last layer's input is still there when its backward pass begins.
     let inputs_parked = if settings.offload_inputs { t as u64 * input_bytes * (layers - 1) } else { 0 };
-    let kept_bytes = t as u64 * (inputs_kept + kept.iter().map(|kept| kept.token_bytes(dtype)).sum::<u64>());
+    let kept_of_token = inputs_kept + kept.iter().map(|kept| kept.token_bytes(dtype)).sum::<u64>();
+    // The most sequences that may be asked for, at a large model's length.
+    let kept_bytes = (t as u64).saturating_mul(kept_of_token);
     // Ids, positions, supervised rows and labels, document boundaries; losses; the table of rotations.
     let inputs_bytes = 4 * (4 * t + t + 1) + 8 * t + 4 * settings.length * shape.head_dim;
 

@@ -45,6 +45,17 @@ pub(super) struct Kept {
     pub(super) attended: f64,
 }
 
+impl Kept {
+    /// Mean tokens of an example.
+    pub(super) fn mean(&self) -> f64 {
+        self.n_tokens / self.n_examples
+    }
+
+    pub(super) fn is_nothing(&self) -> bool {
+        self.n_examples < 0.5
+    }
+}
+
 impl Lengths {
     pub(super) fn new(data: &DataStats) -> Self {
         let mut bins = bins(data);

@@ -146,6 +146,13 @@ pub struct DataUse {
     pub n_sequences: usize,
 }
 
+impl DataUse {
+    /// Whether held-out examples are there to evaluate on.
+    fn is_evaluated(&self, config: &RunConfig) -> bool {
+        config.data.evaluation_path.is_some() || self.n_held_out > 0
+    }
+}
+
 /// Something to know before the start. It forbids nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, TS)]
 #[ts(export)]
@@ -304,7 +311,7 @@ fn planned(
         warnings: reasons::warnings(&task, config, &proposal),
         data: proposal.data,
         n_trained: trained(shape, &proposal.settings),
-        disk_bytes: disk.checkpoints_bytes + disk.adapter_bytes + disk.merged_bytes,
+        disk_bytes: disk.checkpoints_bytes.saturating_add(disk.adapter_bytes + disk.merged_bytes),
         disk,
         alternatives: if with_others { alternatives(&task, config, &proposal) } else { Vec::new() },
         items: task.items(&proposal.settings),
@@ -335,13 +342,13 @@ fn disk(shape: &ModelShape, settings: &Settings) -> DiskEstimate {
     let checkpoint_bytes = adapter_bytes + cost::optimizer_bytes(n, settings.optimizer) + CHECKPOINT_STATE_BYTES;
     DiskEstimate {
         checkpoint_bytes,
-        checkpoints_bytes: checkpoint_bytes * (settings.checkpoints.keep as u64).saturating_add(2),
+        checkpoints_bytes: checkpoint_bytes.saturating_mul(settings.checkpoints.keep as u64 + 2),
         adapter_bytes: adapter_bytes + SMALL_FILES_BYTES,
         merged_bytes: shape.params() as u64 * MERGED_ELEMENT_BYTES + SMALL_FILES_BYTES,
     }
 }
 
-/// What "leave room" leaves free beyond the margin: this much, or a quarter of the budget where that is more.
+/// What "leave room" leaves free beyond the margin: this much, or a quarter of what may be used where that is more.
 const ROOM_BYTES: u64 = 3 << 30;
 
 fn alternatives(task: &Task, config: &RunConfig, proposal: &Proposal) -> Vec<Alternative> {
@@ -366,9 +373,11 @@ fn alternatives(task: &Task, config: &RunConfig, proposal: &Proposal) -> Vec<Alt
         all.data.length = Some(length);
         add("nothing_cut", "Nothing cut", all);
     }
-    let budget = proposal.budget.budget_bytes;
-    let mut roomy = config.clone();
-    roomy.memory_limit_bytes = Some(budget.saturating_sub(ROOM_BYTES.max(budget / 4)));
+    // Of what there is without a limit, so that whoever takes it and plans again is not given less each time.
+    let mut roomy = RunConfig { memory_limit_bytes: None, ..config.clone() };
+    let budget = task.budget(&roomy).budget_bytes;
+    let limit = budget.saturating_sub(ROOM_BYTES.max(budget / 4));
+    roomy.memory_limit_bytes = Some(limit.min(config.memory_limit_bytes.unwrap_or(limit)));
     add("leave_room", "Leave room", roomy);
     found
 }

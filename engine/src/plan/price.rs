@@ -71,14 +71,21 @@ fn power(prices: &Prices, hardware: &Hardware) -> (f64, String) {
         return (power_w, "as given".into());
     }
     let percent = BOARD_SHARE * 100.0;
-    match hardware.training_card().map(|card| card.board_power_w) {
-        Some(Some(board)) => (
-            BOARD_SHARE * board + HOST_W,
-            format!(
-                "{percent:.0} % of the board's {board:.0} W, and {HOST_W:.0} W assumed for the rest of the computer"
-            ),
-        ),
-        Some(None) => (
+    // The driver may allow less than the board is made for.
+    match hardware.training_card().map(|card| (card.board_power_w, card.power_limit_w)) {
+        Some((Some(board), limit)) => {
+            let (power_w, whose) = match limit.filter(|&limit| limit < board) {
+                Some(limit) => (limit, "that its driver allows"),
+                None => (board, "of the board"),
+            };
+            (
+                BOARD_SHARE * power_w + HOST_W,
+                format!(
+                    "{percent:.0} % of the {power_w:.0} W {whose}, and {HOST_W:.0} W assumed for the rest of the computer"
+                ),
+            )
+        }
+        Some((None, _)) => (
             BOARD_SHARE * UNKNOWN_BOARD_W + HOST_W,
             format!("assumed: the board power of this card is not known; {HOST_W:.0} W are the rest of the computer"),
         ),

@@ -35,7 +35,8 @@ const PACK_FILL: f64 = 0.97;
 /// Supervised rows that go through the head at once; fewer where memory is short.
 pub const HEAD_ROWS: usize = 256;
 const LEAST_HEAD_ROWS: usize = 64;
-/// The optimizer state is kept in 32 bit where it is less than this share of the budget.
+/// The optimizer state is kept in 32 bit where it is less than this share of the device's memory: what is learned should not depend on
+/// what other programs hold at the moment.
 const SMALL_STATE_SHARE: f64 = 0.01;
 /// Faster by less than this is not worth more bytes.
 const TIE: f64 = 0.01;
@@ -87,6 +88,8 @@ pub(super) struct Frame<'c> {
     optimizer: OptimizerKind,
     n_steps: usize,
     epochs: f64,
+    /// Sequences that the steps take, one that comes again counted again.
+    n_seen: f64,
     n_samples: usize,
     /// (micro-batch, accumulation), all of the same product, the smallest micro-batch first.
     pub(super) splits: Vec<(usize, usize)>,
@@ -165,8 +168,9 @@ impl<'a> Task<'a> {
 
     /// The same at one length.
     fn fits_at(&self, config: &RunConfig, budget: &Budget, length: usize) -> Result<bool, Error> {
-        let frame = self.frame(config, budget, length)?;
-        Ok(self.bases(config).into_iter().any(|base| self.has_fit(&frame.silent(), base)))
+        let mut frame = self.frame(config, budget, length)?;
+        (frame.n_samples, frame.optimizer) = (0, frame.least_optimizer());
+        Ok(self.bases(config).into_iter().any(|base| self.has_fit(&frame, base)))
     }
 
     /// The length that is asked for, or the one that covers 99 of 100 examples.
@@ -216,10 +220,7 @@ impl<'a> Task<'a> {
     fn bases(&self, config: &RunConfig) -> Vec<BaseFormat> {
         match config.base {
             Some(base) => vec![base],
-            // Only quantised weights are streamed, or kept dequantised.
-            None if config.n_layers_streamed.max(config.n_layers_cached).is_some_and(|n| n > 0) => {
-                vec![BaseFormat::Nf4]
-            }
+            None if asks_for_nf4(config) => vec![BaseFormat::Nf4],
             None => vec![exact_base(self.compute(config)), BaseFormat::Nf4],
         }
     }
@@ -279,7 +280,8 @@ impl<'a> Task<'a> {
         tokens.max(2).next_multiple_of(LENGTH_STEP).min(self.shape.max_positions.max(2))
     }
 
-    /// Where nothing fits, held-out prompts stay unanswered at evaluations before the plan says so.
+    /// Where nothing fits, held-out prompts stay unanswered at evaluations, then the optimizer's state is held in 8 bit, before the plan
+    /// says so.
     fn propose_at(&self, config: &RunConfig, budget: &Budget, length: usize) -> Result<Proposal, Error> {
         let mut frame = self.frame(config, budget, length)?;
         let bases = self.bases(config);
@@ -288,11 +290,16 @@ impl<'a> Task<'a> {
         };
         let mut found = fitting(&frame);
         if found.is_empty() && frame.n_samples > 0 {
-            frame = frame.silent();
+            frame.n_samples = 0;
             found = fitting(&frame);
         }
-        for head_rows in [HEAD_ROWS, LEAST_HEAD_ROWS] {
-            for &base in &found {
+        if found.is_empty() && frame.optimizer != frame.least_optimizer() {
+            frame.optimizer = frame.least_optimizer();
+            found = fitting(&frame);
+        }
+        // Fewer rows at the head are all but free, another base is not.
+        for &base in &found {
+            for head_rows in [HEAD_ROWS, LEAST_HEAD_ROWS] {
                 let mut candidates = self.candidates(&frame, base, &modes(config), &frame.splits, head_rows);
                 candidates.retain(|candidate| frame.holds(candidate));
                 if let Some(best) = self.fastest_of(&frame, candidates) {
@@ -311,14 +318,22 @@ impl<'a> Task<'a> {
         candidates.into_iter().min_by_key(|candidate| candidate.planned_bytes)
     }
 
-    /// Whether [`Self::least`] fits. Most often it does not even with all moved off the card that can be.
+    /// Whether [`Self::least`] fits. Most often it does not even with all moved off the card that can be, or there is no room in system
+    /// memory for what would have to be.
     fn has_fit(&self, frame: &Frame, base: BaseFormat) -> bool {
+        let budget_bytes = frame.budget.budget_bytes;
         let [mode] = least_mode(frame.config);
         let fixed = self.fixed(frame, base, mode, frame.splits[0], LEAST_HEAD_ROWS);
         let streams = self.streams(frame.config, base) && self.shape.n_layers > stream::N_SLOTS;
         let n_layers_streamed = if streams { self.shape.n_layers } else { fixed.n_layers_streamed };
-        let moved = self.moves(frame.config, &fixed).pop().unwrap_or(fixed);
-        self.bytes(&Settings { n_layers_streamed, ..moved }) <= frame.budget.budget_bytes
+        let moved = self.moves(frame.config, &fixed).pop().unwrap_or_else(|| fixed.clone());
+        let on_card = Settings { mlp_rows: moved.mlp_rows, ..fixed };
+        if self.bytes(&Settings { n_layers_streamed, ..moved }) > budget_bytes {
+            return false;
+        }
+        // A byte that leaves the card takes at least one of system memory.
+        let room = self.pinned_bytes().saturating_sub(self.sums.of(self.shape, &on_card).host_bytes);
+        self.bytes(&on_card).saturating_sub(room) <= budget_bytes
             && self.least(frame, base).is_some_and(|least| frame.holds(&least))
     }
 
@@ -327,7 +342,7 @@ impl<'a> Task<'a> {
         let mut time = self.time(frame, &settings);
         time.basis_words = cost::basis_words(time.basis, self.hardware);
         time.plus_minus = cost::plus_minus(self.hardware, time.basis);
-        let mean_tokens = frame.kept.n_tokens / frame.kept.n_examples;
+        let mean_tokens = frame.kept.mean();
         Proposal { settings, planned_bytes, budget: frame.budget.clone(), time, data: frame.data, mean_tokens }
     }
 
@@ -361,7 +376,7 @@ impl<'a> Task<'a> {
 
     fn frame<'c>(&self, config: &'c RunConfig, budget: &'c Budget, length: usize) -> Result<Frame<'c>, Error> {
         let kept = self.lengths.kept(length, config.data.over_length);
-        if kept.n_examples < 0.5 {
+        if kept.is_nothing() {
             return Err(Error::AllTooLong {
                 n_examples: self.lengths.n_examples,
                 length,
@@ -374,28 +389,25 @@ impl<'a> Task<'a> {
         let n_held_out =
             if holds_out { (n_kept * config.evaluation.fraction).round().clamp(1.0, n_kept - 1.0) } else { 0.0 };
         let n_train = n_kept - n_held_out;
-        let mean = kept.n_tokens / kept.n_examples;
+        let mean = kept.mean();
         let packing = config.data.packing.unwrap_or(mean < length as f64 / 2.0);
         let n_sequences =
             if packing { (mean * n_train / (length as f64 * PACK_FILL)).ceil().max(1.0) } else { n_train };
         let splits = splits(config, n_sequences as usize);
-        let effective = splits[0].0 * splits[0].1;
-        let (n_steps, epochs) = match config.max_steps {
-            Some(n_steps) => (n_steps, (n_steps * effective) as f64 / n_sequences),
-            None => {
-                let epochs = config.epochs.unwrap_or(EPOCHS);
-                // Every pass ends with a step of what is left.
-                let steps_of_pass = (n_sequences / effective as f64).ceil();
-                let steps = epochs.floor() * steps_of_pass + (epochs.fract() * steps_of_pass).ceil();
-                (steps.max(1.0) as usize, epochs)
-            }
-        };
+        let effective = splits[0].0 as f64 * splits[0].1 as f64;
+        // Every pass ends with a step of what is left.
+        let steps_of_pass = (n_sequences / effective).ceil();
+        let asked = config.epochs.unwrap_or(EPOCHS);
+        let in_asked = (asked.floor() * steps_of_pass + (asked.fract() * steps_of_pass).ceil()).max(1.0);
+        let n_steps = config.max_steps.unwrap_or(in_asked as usize);
+        let passes = (n_steps as f64 / steps_of_pass).floor();
+        let in_last_pass = (n_steps as f64 - passes * steps_of_pass) * effective;
+        let n_seen = passes * n_sequences + in_last_pass.min(n_sequences);
+        let epochs = if config.max_steps.is_some() { n_seen / n_sequences } else { asked };
         let n = cost::lora_elements(self.shape, &config.lora);
-        let optimizer = config.optimizer.kind.unwrap_or_else(|| {
-            let state = cost::optimizer_bytes(n, OptimizerKind::AdamW32) as f64;
-            let small = state < SMALL_STATE_SHARE * budget.budget_bytes as f64;
-            if small { OptimizerKind::AdamW32 } else { OptimizerKind::AdamW8 }
-        });
+        let is_small = is_small_state(n, budget);
+        let proposed = if is_small { OptimizerKind::AdamW32 } else { OptimizerKind::AdamW8 };
+        let optimizer = config.optimizer.kind.unwrap_or(proposed);
         let data = DataUse {
             n_train: n_train as usize,
             n_held_out: n_held_out as usize,
@@ -403,17 +415,13 @@ impl<'a> Task<'a> {
             max_tokens: self.lengths.max,
             n_sequences: n_sequences as usize,
         };
-        let mut frame =
-            Frame { config, budget, length, packing, kept, data, optimizer, n_steps, epochs, n_samples: 0, splits };
-        if frame.evaluates() {
-            frame.n_samples = config.evaluation.n_samples;
-        }
-        Ok(frame)
+        let n_samples = if data.is_evaluated(config) { config.evaluation.n_samples } else { 0 };
+        Ok(Frame { config, budget, length, packing, kept, data, optimizer, n_steps, epochs, n_seen, n_samples, splits })
     }
 
     /// Without what [`Self::proposal`] says of the chosen one only.
     fn time(&self, frame: &Frame, settings: &Settings) -> TimeEstimate {
-        let mean = frame.kept.n_tokens / frame.kept.n_examples;
+        let mean = frame.kept.mean();
         let sequence_tokens = mean * frame.data.n_train as f64 / frame.data.n_sequences as f64;
         let (attended, learned) = (frame.kept.attended, self.lengths.learned_share);
         let recompute = Mix::of(settings, self.shape.n_layers);
@@ -429,11 +437,14 @@ impl<'a> Task<'a> {
         let step_s = step_tokens / speed.tokens_per_s;
         let n_evaluations =
             if frame.evaluates() { settings.n_steps.div_ceil(settings.evaluate_every_steps) } else { 0 };
-        // A separate file's size is not known here: about as many as would be held out.
-        let n_held_out = (frame.data.n_held_out as f64).max(0.05 * frame.data.n_train as f64);
+        let n_held_out = match frame.config.data.evaluation_path {
+            None => frame.data.n_held_out as f64,
+            // Its size is not known here: about as many as would be held out.
+            Some(_) => 0.05 * frame.data.n_train as f64,
+        };
         let forward_share = flops.forward / flops.total();
         let evaluation_s = n_evaluations as f64 * n_held_out * mean * forward_share / speed.tokens_per_s;
-        let steps_s = step_s * settings.n_steps as f64;
+        let n_tokens = sequence_tokens * frame.n_seen;
         TimeEstimate {
             tokens_per_s: speed.tokens_per_s,
             basis: speed.basis,
@@ -441,10 +452,10 @@ impl<'a> Task<'a> {
             plus_minus: 0.0,
             step_s,
             evaluation_s,
-            total_s: steps_s + evaluation_s,
+            total_s: n_tokens / speed.tokens_per_s + evaluation_s,
             n_steps: settings.n_steps,
             epochs: frame.epochs,
-            n_tokens: (step_tokens * settings.n_steps as f64).round() as u64,
+            n_tokens: n_tokens.round() as u64,
             n_tokens_per_step: step_tokens.round() as u64,
         }
     }
@@ -452,12 +463,12 @@ impl<'a> Task<'a> {
 
 impl Frame<'_> {
     fn evaluates(&self) -> bool {
-        self.config.data.evaluation_path.is_some() || self.data.n_held_out > 0
+        self.data.is_evaluated(self.config)
     }
 
-    /// Without answers to held-out prompts.
-    fn silent(&self) -> Self {
-        Frame { n_samples: 0, ..self.clone() }
+    /// Of what the config allows, the state that takes least.
+    fn least_optimizer(&self) -> OptimizerKind {
+        self.config.optimizer.kind.unwrap_or(OptimizerKind::AdamW8)
     }
 
     fn holds(&self, candidate: &Candidate) -> bool {
@@ -511,7 +522,6 @@ pub(super) fn settings(frame: &Frame, (micro_batch, accumulation): (usize, usize
         packing: frame.packing,
         micro_batch,
         accumulation,
-        n_layers_eased: config.n_layers_eased.unwrap_or(0),
         head_rows: head_rows.min(micro_batch * frame.length).max(1),
         optimizer: frame.optimizer,
         learning_rate: o.learning_rate,
@@ -549,6 +559,17 @@ pub(super) fn exact_base(compute: ComputeDtype) -> BaseFormat {
         ComputeDtype::F32 => BaseFormat::F32,
         ComputeDtype::Bf16 | ComputeDtype::F16 => BaseFormat::Half,
     }
+}
+
+/// Whether 32-bit state of `n` trained elements is little enough of the device's memory.
+pub(super) fn is_small_state(n: u64, budget: &Budget) -> bool {
+    let state_bytes = cost::optimizer_bytes(n, OptimizerKind::AdamW32) as f64;
+    state_bytes < SMALL_STATE_SHARE * budget.total_bytes as f64
+}
+
+/// Whether what else is fixed goes with NF4 alone: only quantised weights are streamed, or kept dequantised.
+pub(super) fn asks_for_nf4(config: &RunConfig) -> bool {
+    config.n_layers_streamed.max(config.n_layers_cached).is_some_and(|n| n > 0)
 }
 
 /// Whether an example beyond the length is cut rather than left out.

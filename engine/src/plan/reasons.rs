@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 use ts_rs::TS;
 
-use super::propose::{Proposal, Task, cuts, exact_base};
-use super::remedy::with_rank;
-use super::{Error, PlanWarning, cost};
+use super::propose::{Proposal, Task, asks_for_nf4, cuts, exact_base, is_small_state};
+use super::remedy::{with_compute, with_rank};
+use super::{PlanWarning, check, cost};
 use crate::config::{BaseFormat, ComputeDtype, OptimizerKind, Recompute, RunConfig, Settings, Target};
 use crate::format;
 use crate::hardware::TrainOn;
@@ -92,9 +92,9 @@ impl Writer<'_> {
         }
         let mut config = self.config.clone();
         with(&mut config);
-        // A counterfactual that makes no sense for this data is none.
-        let other: Result<Proposal, Error> = self.task.propose(&config);
-        let other = other.ok()?;
+        // A counterfactual that would be refused, or makes no sense for this data, is none.
+        check::wishes(self.task.shape, &config, self.task.hardware).ok()?;
+        let other = self.task.propose(&config).ok()?;
         Some(Change {
             value,
             bytes: signed(other.planned_bytes, self.proposal.planned_bytes),
@@ -195,10 +195,11 @@ impl Writer<'_> {
     fn batch(&self) -> Reason {
         let (micro, accumulation) = (self.settings().micro_batch, self.settings().accumulation);
         let effective = micro * accumulation;
-        let fixed = self.config.micro_batch.is_some() || self.config.accumulation.is_some();
+        let config = self.config;
+        let fixed = config.micro_batch.or(config.accumulation).or(config.effective_batch).is_some();
         let why = match (micro, accumulation) {
             (_, 1) if fixed => ("fixed", format!("As you chose: {effective} at once.")),
-            (1, 1) => ("few_examples", "Few examples: every one makes a step.".to_string()),
+            (1, 1) => ("few_examples", "Few sequences: every one makes a step.".to_string()),
             (_, 1) => ("at_once", format!("All {effective} fit at once.")),
             _ => (
                 "accumulated",
@@ -250,32 +251,38 @@ impl Writer<'_> {
 
     /// What waits in system memory, or goes through in parts, so that the rest fits; `None` where nothing does.
     fn host_memory(&self) -> Option<Reason> {
-        let settings = self.settings();
-        let mut parts = Vec::new();
-        if settings.offload_inputs {
-            parts.push("inputs of the layers".to_string());
-        }
-        if settings.n_layers_streamed > 0 {
-            parts.push(format!("weights of {} of {} layers", settings.n_layers_streamed, self.task.shape.n_layers));
-        }
-        if let Some(rows) = settings.mlp_rows {
-            parts.push(format!("MLP by {} tokens", format::count(rows)));
-        }
+        let (settings, config) = (self.settings(), self.config);
+        let inputs = settings.offload_inputs.then(|| "inputs of the layers".to_string());
+        let n_streamed = settings.n_layers_streamed;
+        let weights =
+            (n_streamed > 0).then(|| format!("weights of {n_streamed} of {} layers", self.task.shape.n_layers));
+        let rows = settings.mlp_rows.map(|rows| format!("MLP by {} tokens", format::count(rows)));
+        let waits = inputs.is_some() || weights.is_some();
+        let parts = [
+            (inputs, config.offload_inputs.is_some()),
+            (weights, config.n_layers_streamed.is_some()),
+            (rows, config.mlp_rows.is_some()),
+        ];
+        let (parts, by_hand): (Vec<String>, Vec<bool>) =
+            parts.into_iter().filter_map(|(part, by_hand)| Some((part?, by_hand))).unzip();
         if parts.is_empty() {
             return None;
         }
-        let config = self.config;
-        let fixed = config.offload_inputs.is_some() || config.mlp_rows.is_some() || config.n_layers_streamed.is_some();
-        let why = if fixed {
-            ("fixed", "As you chose; the result is the same.".to_string())
-        } else {
-            (
-                "tight",
-                "They wait in system memory and are copied while the card computes. The result is the same.".into(),
-            )
+        let fixed = by_hand.iter().all(|&by_hand| by_hand);
+        let why = match (fixed, waits) {
+            (true, _) => ("fixed", "As you chose; the result is the same."),
+            (false, true) => {
+                ("tight", "They wait in system memory and are copied while the card computes. The result is the same.")
+            }
+            (false, false) => ("parts", "In one piece it does not fit. The result is the same."),
         };
+        let why = (why.0, why.1.to_string());
         let all_on_card = settings.max_tokens();
-        let change = self.change("All on the card".into(), |config| {
+        let name = match settings.train_on {
+            TrainOn::Card => "All on the card",
+            TrainOn::Processor => "In one piece",
+        };
+        let change = self.change(name.into(), |config| {
             (config.offload_inputs, config.n_layers_streamed) = (Some(false), Some(0));
             config.mlp_rows = Some(all_on_card);
         });
@@ -309,18 +316,21 @@ impl Writer<'_> {
         let n = cost::lora_elements(self.task.shape, &settings.lora);
         let (wide, narrow) =
             (cost::optimizer_bytes(n, OptimizerKind::AdamW32), cost::optimizer_bytes(n, OptimizerKind::AdamW8));
-        let share = |bytes: u64| 100.0 * bytes as f64 / self.proposal.budget.budget_bytes.max(1) as f64;
+        let share = |bytes: u64| 100.0 * bytes as f64 / self.proposal.budget.total_bytes.max(1) as f64;
         let fixed = self.config.optimizer.kind.is_some();
         let (code, other) = match settings.optimizer {
             OptimizerKind::AdamW32 => ("small_state", OptimizerKind::AdamW8),
+            OptimizerKind::AdamW8 if is_small_state(n, &self.proposal.budget) => ("tight", OptimizerKind::AdamW32),
             OptimizerKind::AdamW8 => ("large_state", OptimizerKind::AdamW32),
         };
-        let why = format!(
-            "32-bit state takes {:.1} % of the memory free for this run, 8-bit {:.1} %.",
-            share(wide),
-            share(narrow)
-        );
         let code = if fixed { "fixed" } else { code };
+        let of = match self.task.hardware.train_on {
+            TrainOn::Card => "the card",
+            TrainOn::Processor => "system memory",
+        };
+        let short = if code == "tight" { ", for which there is no room" } else { "" };
+        let why =
+            format!("32-bit state takes {:.1} % of {of}{short}; 8-bit state {:.1} %.", share(wide), share(narrow));
         let change = self.change(optimizer_name(other).into(), |config| config.optimizer.kind = Some(other));
         self.reason("optimizer", format!("AdamW, {}", optimizer_name(settings.optimizer)), fixed, (code, why), change)
     }
@@ -331,6 +341,9 @@ impl Writer<'_> {
         let why = match (fixed, base) {
             (true, _) => ("fixed", "As you chose. The adapter, sums and loss are in 32 bit either way."),
             (false, BaseFormat::F32 | BaseFormat::Half) => ("fits", "The exact base fits, so nothing is rounded."),
+            (false, BaseFormat::Nf4) if asks_for_nf4(self.config) => {
+                ("layers", "Only an NF4 base has layers that are streamed or kept dequantised, as you chose.")
+            }
             (false, BaseFormat::Nf4) => ("tight", "The exact base does not fit. Sums and loss stay in 32 bit."),
         };
         let exact = exact_base(self.settings().compute);
@@ -357,11 +370,7 @@ impl Writer<'_> {
         };
         let proposed = self.task.hardware.compute_dtype();
         let other = if compute == proposed { ComputeDtype::F32 } else { proposed };
-        let change = self.change(other.name().into(), |config| {
-            config.compute = Some(other);
-            // An exact base goes along.
-            config.base = config.base.map(|base| if base == BaseFormat::Nf4 { base } else { exact_base(other) });
-        });
+        let change = self.change(other.name().into(), |config| with_compute(config, other));
         Some(self.reason("compute", compute.name().into(), fixed, (why.0, why.1.into()), change))
     }
 
@@ -406,19 +415,15 @@ impl Writer<'_> {
         let (time, data) = (&self.proposal.time, self.proposal.data);
         let by_steps = self.config.max_steps;
         let fixed = by_steps.is_some() || self.config.epochs.is_some();
-        let epochs = passes(time.epochs);
+        let epochs = format::plain(time.epochs, 2);
         let steps = format::counted(time.n_steps, "step");
+        let usual = format!("{epochs} passes over {}, {steps}", format::counted(data.n_train, "example"));
         let why = if fixed {
             ("fixed", format!("As you chose: {steps}."))
+        } else if data.is_evaluated(self.config) {
+            ("usual", format!("{usual}; the best evaluation is kept."))
         } else {
-            (
-                "usual",
-                format!(
-                    "{} passes over {}, {steps}; the best evaluation is kept.",
-                    epochs,
-                    format::counted(data.n_train, "example")
-                ),
-            )
+            ("usual_unevaluated", format!("{usual}."))
         };
         let change = match by_steps {
             Some(n) if n > 1 => {
@@ -428,7 +433,7 @@ impl Writer<'_> {
             Some(_) => None,
             None => {
                 let other = if time.epochs > 1.0 { time.epochs - 1.0 } else { time.epochs + 1.0 };
-                self.change(passes(other), |config| config.epochs = Some(other))
+                self.change(format::plain(other, 2), |config| config.epochs = Some(other))
             }
         };
         self.reason("epochs", epochs, fixed, why, change)
@@ -438,7 +443,7 @@ impl Writer<'_> {
         let (settings, data) = (self.settings(), self.proposal.data);
         let fixed = self.config.evaluation.every_steps.is_some();
         let file = self.config.data.evaluation_path.is_some();
-        if data.n_held_out == 0 && !file {
+        if !data.is_evaluated(self.config) {
             let why = ("off", "No example is held out, so nothing is evaluated.".to_string());
             return self.reason("evaluation", "off".into(), fixed, why, None);
         }
@@ -461,11 +466,6 @@ impl Writer<'_> {
         let code = if file { "file" } else { "held_out" };
         self.reason("evaluation", format!("every {}", format::counted(every, "step")), fixed, (code, why), change)
     }
-}
-
-fn passes(epochs: f64) -> String {
-    let rounded = (epochs * 100.0).round() / 100.0;
-    format!("{rounded}")
 }
 
 fn mode_name(mode: Recompute) -> &'static str {
@@ -541,10 +541,10 @@ fn in_words(change: &Change) -> String {
 /// How `other` differs from `proposal`, in the order in which people ask.
 pub(super) fn difference(proposal: &Proposal, other: &Proposal) -> String {
     let (a, b) = (&proposal.settings, &other.settings);
-    if a == b {
-        return "the same as proposed".into();
-    }
     let mut parts = Vec::new();
+    if a == b {
+        parts.push("the same as proposed".to_string());
+    }
     if a.length != b.length {
         parts.push(format!("{} tokens", format::count(b.length)));
         let over = other.data.n_over_length;
@@ -563,8 +563,23 @@ pub(super) fn difference(proposal: &Proposal, other: &Proposal) -> String {
     if (a.micro_batch, a.accumulation) != (b.micro_batch, b.accumulation) {
         parts.push(format!("{} × {}", b.micro_batch, b.accumulation));
     }
+    if a.optimizer != b.optimizer {
+        parts.push(format!("AdamW {}", optimizer_name(b.optimizer)));
+    }
+    if a.n_layers_streamed != b.n_layers_streamed {
+        parts.push(format!("{} streamed", format::counted(b.n_layers_streamed, "layer")));
+    }
+    if a.offload_inputs != b.offload_inputs {
+        parts.push(format!(
+            "inputs of the layers {}",
+            if b.offload_inputs { "in system memory" } else { "on the card" }
+        ));
+    }
     parts.extend(bytes_difference(signed(other.planned_bytes, proposal.planned_bytes)));
     parts.extend(time_difference(other.time.total_s - proposal.time.total_s));
+    if !other.fits() {
+        parts.push("does not fit".into());
+    }
     parts.join(", ")
 }
 
@@ -624,8 +639,7 @@ pub(super) fn warnings(task: &Task, config: &RunConfig, proposal: &Proposal) -> 
             ),
         );
     }
-    let evaluates = config.data.evaluation_path.is_some() || data.n_held_out > 0;
-    if evaluates && config.evaluation.n_samples > 0 && proposal.settings.n_samples == 0 {
+    if data.is_evaluated(config) && config.evaluation.n_samples > 0 && proposal.settings.n_samples == 0 {
         warn("no_samples", "Held-out prompts are not answered at evaluations: there is no memory for it.".into());
     }
     if proposal.time.total_s > LONG_RUN_S {
@@ -637,7 +651,7 @@ pub(super) fn warnings(task: &Task, config: &RunConfig, proposal: &Proposal) -> 
             ),
         );
     }
-    if config.evaluation.patience.is_some() && data.n_held_out == 0 && config.data.evaluation_path.is_none() {
+    if config.evaluation.patience.is_some() && !data.is_evaluated(config) {
         warn("patience_without_evaluation", "Early stopping needs held-out examples; none are held out.".into());
     }
     warnings

@@ -5,17 +5,18 @@ use ts_rs::TS;
 
 use super::beside::Sums;
 use super::check;
-use super::propose::{LENGTH_STEP, Proposal, Task, cuts};
-use crate::config::{BaseFormat, OptimizerKind, Recompute, RunConfig};
+use super::propose::{LENGTH_STEP, Proposal, Task, cuts, exact_base};
+use crate::config::{BaseFormat, ComputeDtype, OptimizerKind, Recompute, RunConfig};
 use crate::format;
-use crate::hardware::{Profile, ProfileCard, profiles};
+use crate::hardware::{Card, Profile, ProfileCard, TrainOn, profiles};
 use crate::model::{Catalogue, CatalogueModel, ModelShape};
 
 /// One change. Each adds to those before it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, TS)]
 #[ts(export)]
 pub struct Remedy {
-    /// Field of [`RunConfig`], `data.length`; `other_programs` and `card` where it is none.
+    /// Field of [`RunConfig`], `data.length`; `host_memory` for all that say what waits there and how an MLP is divided;
+    /// `other_programs` and `card` where it is none.
     pub setting: String,
     /// Its new value, as a config holds it: a model's id in the catalogue, a card's profile; empty where it is none.
     pub value: String,
@@ -30,12 +31,14 @@ pub struct Remedy {
 
 /// Changes up to the first that is enough; where none is, what would do instead of them: a smaller model, another card.
 pub(super) fn remedies(task: &Task, config: &RunConfig, least: &Proposal) -> Vec<Remedy> {
-    let mut remedies = vec![free_memory(task, config, least)];
+    let mut remedies = Vec::from_iter(free_memory(task, config, least));
     // Asked to keep within a limit, raising it is the whole answer; with memory that does not exist it is none.
-    if remedies[0].enough {
+    if remedies.iter().any(|remedy| remedy.enough) {
         return remedies;
     }
-    let mut search = Search { task, config: config.clone(), bytes: least.planned_bytes };
+    // What follows adds to the limit that was raised as far as there is memory.
+    let unlimited = RunConfig { memory_limit_bytes: None, ..config.clone() };
+    let mut search = Search { task, config: unlimited, bytes: least.planned_bytes };
     for change in CHANGES {
         let Some(change) = change(&search, least) else { continue };
         let remedy = search.apply(change);
@@ -54,6 +57,7 @@ pub(super) fn remedies(task: &Task, config: &RunConfig, least: &Proposal) -> Vec
 fn smaller_model(task: &Task, config: &RunConfig, least_bytes: u64) -> Remedy {
     let mut smaller: Vec<&CatalogueModel> = Catalogue::bundled().models.iter().collect();
     smaller.retain(|model| model.shape.params() < task.shape.params() && takes_length(&model.shape, config));
+    smaller.retain(|model| check::heads(&model.shape, task.hardware).is_ok());
     smaller.sort_by_key(|model| std::cmp::Reverse(model.shape.params()));
     let fits = |model: &&CatalogueModel| {
         let sums = Sums::default();
@@ -86,16 +90,17 @@ fn larger_card(task: &Task, config: &RunConfig) -> Option<Remedy> {
     let price = |card: &ProfileCard| card.release_price_usd.unwrap_or(f64::INFINITY);
     cards.sort_by(|(_, a), (_, b)| a.memory_bytes.cmp(&b.memory_bytes).then(price(a).total_cmp(&price(b))));
     // Of as much memory and the same number formats, what one does not hold the others don't.
-    let mut too_small = None;
+    let mut too_small: Vec<(u64, &str)> = Vec::new();
     let (profile, card) = cards.into_iter().find(|(profile, card)| {
-        let hardware = profile.in_computer(task.hardware);
-        let kind = (card.memory_bytes, hardware.compute_dtype());
-        if too_small == Some(kind) || check::precision(&config, &hardware).is_err() {
+        let kind = (card.memory_bytes, card.tensor_dtype.as_str());
+        if too_small.contains(&kind) {
             return false;
         }
-        let fits = task.on(&hardware).fits(&config);
+        let hardware = profile.in_computer(task.hardware);
+        let can = check::precision(&config, &hardware).and_then(|()| check::heads(task.shape, &hardware));
+        let fits = can.is_ok() && task.on(&hardware).fits(&config);
         if !fits {
-            too_small = Some(kind);
+            too_small.push(kind);
         }
         fits
     })?;
@@ -109,21 +114,26 @@ fn larger_card(task: &Task, config: &RunConfig) -> Option<Remedy> {
     })
 }
 
-fn free_memory(task: &Task, config: &RunConfig, least: &Proposal) -> Remedy {
+/// Nothing where nobody else holds any.
+fn free_memory(task: &Task, config: &RunConfig, least: &Proposal) -> Option<Remedy> {
     let short = least.planned_bytes.saturating_sub(least.budget.budget_bytes);
     if least.budget.limited_by_hand {
         let unlimited = task.budget(&RunConfig { memory_limit_bytes: None, ..config.clone() });
         let enough = least.planned_bytes <= unlimited.budget_bytes;
         let most = least.planned_bytes.min(unlimited.budget_bytes);
-        return Remedy {
+        return Some(Remedy {
             setting: "memory_limit_bytes".into(),
             value: most.to_string(),
             words: format!("Raise the memory limit to {}.", format::bytes(most)),
-            saves_bytes: most.saturating_sub(least.budget.budget_bytes),
+            saves_bytes: 0,
             enough,
-        };
+        });
     }
-    let others = least.budget.others_bytes;
+    // What a card's driver keeps for itself nobody can close.
+    let others = task.hardware.training_card().and_then(Card::others_bytes).unwrap_or(least.budget.others_bytes);
+    if others == 0 {
+        return None;
+    }
     let words = if others >= short {
         format!(
             "Close other programs: {} more must be free on this device, and they hold {} now.",
@@ -134,13 +144,13 @@ fn free_memory(task: &Task, config: &RunConfig, least: &Proposal) -> Remedy {
         format!("Close other programs: they hold {} of the {} missing.", format::bytes(others), format::bytes(short))
     };
     // Which of them can be closed is not known, so this is never promised to be enough.
-    Remedy {
+    Some(Remedy {
         setting: "other_programs".into(),
         value: String::new(),
         words,
         saves_bytes: others.min(short),
         enough: false,
-    }
+    })
 }
 
 struct Search<'a> {
@@ -185,8 +195,8 @@ impl Search<'_> {
 }
 
 /// Least harm first: time only, then rounding, then examples, then what can be learned.
-const CHANGES: [fn(&Search, &Proposal) -> Option<ChangeTo>; 8] =
-    [weight_cache, recompute, micro_batch, optimizer, base, truncate_length, rank, least_rank];
+const CHANGES: [fn(&Search, &Proposal) -> Option<ChangeTo>; 10] =
+    [weight_cache, recompute, host_memory, micro_batch, optimizer, compute, base, truncate_length, rank, least_rank];
 
 fn weight_cache(search: &Search, _: &Proposal) -> Option<ChangeTo> {
     search.config.n_layers_cached.filter(|&n| n > 0)?;
@@ -195,9 +205,32 @@ fn weight_cache(search: &Search, _: &Proposal) -> Option<ChangeTo> {
 }
 
 fn recompute(search: &Search, _: &Proposal) -> Option<ChangeTo> {
-    let fixed = search.config.recompute.filter(|&mode| mode != Recompute::C0)?;
-    let words = format!("Recompute more (C0 instead of {fixed:?}): the same result, slower.");
-    Some(search.change("recompute", "c0", &words, |config| config.recompute = Some(Recompute::C0)))
+    let RunConfig { recompute: fixed, n_layers_eased, .. } = search.config;
+    let words = match fixed {
+        Some(mode) if mode != Recompute::C0 => {
+            format!("Recompute more (C0 instead of {mode:?}): the same result, slower.")
+        }
+        _ if n_layers_eased.is_some_and(|n| n > 0) => {
+            "Recompute more (C0 in all layers): the same result, slower.".into()
+        }
+        _ => return None,
+    };
+    Some(search.change("recompute", "c0", &words, |config| {
+        (config.recompute, config.n_layers_eased) = (Some(Recompute::C0), None);
+    }))
+}
+
+/// What was fixed by hand of what a plan has wait in system memory, or go in parts, where it does not fit otherwise.
+fn host_memory(search: &Search, _: &Proposal) -> Option<ChangeTo> {
+    let words = match search.task.hardware.train_on {
+        TrainOn::Card => "Let what can wait in system memory: the same result.",
+        TrainOn::Processor => "Let the plan divide the MLP: the same result.",
+    };
+    let change = search.change("host_memory", "", words, |config| {
+        (config.embedding_on_host, config.offload_inputs) = (None, None);
+        (config.n_layers_streamed, config.mlp_rows) = (None, None);
+    });
+    (change.config != search.config).then_some(change)
 }
 
 fn micro_batch(search: &Search, least: &Proposal) -> Option<ChangeTo> {
@@ -221,6 +254,14 @@ fn optimizer(search: &Search, least: &Proposal) -> Option<ChangeTo> {
     }))
 }
 
+fn compute(search: &Search, _: &Proposal) -> Option<ChangeTo> {
+    let proposed = search.task.hardware.compute_dtype();
+    search.config.compute.filter(|&fixed| fixed.size_bytes() > proposed.size_bytes())?;
+    let words =
+        format!("Compute in {}: a little less exact; sums, norms and the loss stay in 32 bit.", proposed.name());
+    Some(search.change("compute", proposed.name(), &words, |config| with_compute(config, proposed)))
+}
+
 fn base(search: &Search, _: &Proposal) -> Option<ChangeTo> {
     search.config.base.filter(|&base| base != BaseFormat::Nf4)?;
     let words = "Hold the base in 4 bit (NF4): a little less exact.";
@@ -229,20 +270,22 @@ fn base(search: &Search, _: &Proposal) -> Option<ChangeTo> {
 
 fn truncate_length(search: &Search, least: &Proposal) -> Option<ChangeTo> {
     let at = |length: usize| move |config: &mut RunConfig| config.data.length = Some(length);
+    let kept = |length: usize| search.task.lengths.kept(length, search.config.data.over_length);
     let longest = least.settings.length.saturating_sub(1) / LENGTH_STEP;
+    // So short that no example is left.
+    let too_short = (1..=longest).take_while(|&n| kept(n * LENGTH_STEP).is_nothing()).count();
     // Bytes grow with the length, so halving the range finds the longest that fits.
-    let (mut fitting, mut beyond) = (0, longest + 1);
+    let (mut fitting, mut beyond) = (too_short, longest + 1);
     while beyond - fitting > 1 {
         let middle = (fitting + beyond) / 2;
         if search.fits(at(middle * LENGTH_STEP)) { fitting = middle } else { beyond = middle }
     }
     // Where no length is short enough, half of it still helps.
-    let length = if fitting > 0 { fitting } else { (longest / 2).max(1) } * LENGTH_STEP;
+    let length = if fitting > too_short { fitting } else { (longest / 2).max(too_short + 1) } * LENGTH_STEP;
     if length >= least.settings.length {
         return None;
     }
-    let over = search.task.lengths.kept(length, search.config.data.over_length).n_over;
-    let fate = match (over, cuts(&search.config)) {
+    let fate = match (kept(length).n_over, cuts(&search.config)) {
         (0, _) => "no example is longer".into(),
         (n, true) => format!("{} would be cut", format::counted(n, "example")),
         (n, false) => format!("{} would be left out", format::counted(n, "example")),
@@ -269,6 +312,12 @@ fn least_rank(search: &Search, least: &Proposal) -> Option<ChangeTo> {
 fn to_rank(search: &Search, rank: usize) -> ChangeTo {
     let words = format!("Lower the rank to {rank}: the adapter can learn less.");
     search.change("lora.rank", &rank.to_string(), &words, |config| with_rank(config, rank))
+}
+
+/// An exact base goes along.
+pub(super) fn with_compute(config: &mut RunConfig, compute: ComputeDtype) {
+    config.compute = Some(compute);
+    config.base = config.base.map(|base| if base == BaseFormat::Nf4 { base } else { exact_base(compute) });
 }
 
 /// The scale alpha / rank stays, and with it the meaning of the learning rate.

@@ -65,9 +65,9 @@ pub enum TableCell {
 #[serde(rename_all = "snake_case")]
 #[ts(export)]
 pub enum Fit {
-    /// With all activations kept: as fast as the card is.
+    /// With all kept on the card: as fast as it is.
     Comfortable,
-    /// At the price of computing some of them twice.
+    /// At the price of time: some computed twice, waiting in system memory or taken in parts.
     Recomputing,
     /// Not at all.
     No,
@@ -101,7 +101,7 @@ impl Fit {
     pub(super) fn of(proposal: &Proposal, n_layers: usize) -> Self {
         let settings: &Settings = &proposal.settings;
         let keeps_all = (0..n_layers).all(|layer| settings.recompute_of(layer, n_layers) == Recompute::N);
-        match (proposal.fits(), keeps_all) {
+        match (proposal.fits(), keeps_all && !settings.is_stretched()) {
             (false, _) => Fit::No,
             (true, true) => Fit::Comfortable,
             (true, false) => Fit::Recomputing,

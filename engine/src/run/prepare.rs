@@ -139,10 +139,11 @@ pub(crate) fn prepare(mut config: RunConfig, hardware: &Hardware, runs_dir: &Pat
     let settings = &mut plan.settings;
     if config.max_steps.is_none() {
         // The plan estimates how examples pack; now it is known.
-        settings.n_steps = cursor::steps_of(&samples.train, settings, config.epochs.unwrap_or(plan::EPOCHS));
+        let epochs = config.epochs.unwrap_or(plan::EPOCHS);
+        settings.n_steps = cursor::steps_of(&samples.train, settings, epochs);
         settings.warmup_steps = settings.warmup_steps.min(settings.n_steps);
-        plan.time.total_s *= settings.n_steps as f64 / plan.time.n_steps.max(1) as f64;
-        plan.time.n_steps = settings.n_steps;
+        let n_tokens: usize = samples.train.iter().map(|sample| sample.input_ids.len()).sum();
+        plan.time.set_extent(settings.n_steps, (epochs * n_tokens as f64).round() as u64);
     }
     // The plan foresees prompts as long as sequences; now those that are asked are known.
     let prompts = Prompts::choose(&opened, &samples.held_out, plan.settings.n_samples, plan.settings.length)?;

@@ -518,6 +518,8 @@ fn rate(
         recompute: s.recompute,
         n_layers_eased: s.n_layers_eased,
         n_layers_cached: s.n_layers_cached,
+        rank: s.lora.rank,
+        targets: s.lora.targets.clone(),
         length: s.length,
         micro_batch: s.micro_batch,
         micro_batch_tokens,

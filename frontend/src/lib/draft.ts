@@ -107,6 +107,9 @@ export function nextDivisor(n: number, from: number, to: number): number {
   return from;
 }
 
+/** What a plan decides of what waits in system memory and how an MLP is divided. */
+const openPlaces = { embedding_on_host: null, offload_inputs: null, n_layers_streamed: null, mlp_rows: null };
+
 /** The configuration with a remedy of the engine applied; null where the remedy is no setting. */
 export function applyRemedy(
   config: RunConfig,
@@ -130,6 +133,15 @@ export function applyRemedy(
       return changed;
     case "recompute":
       changed.recompute = remedy.value as RunConfig["recompute"];
+      changed.n_layers_eased = null;
+      return changed;
+    case "host_memory":
+      return Object.assign(changed, openPlaces);
+    case "n_layers_cached":
+      changed.n_layers_cached = number;
+      return changed;
+    case "compute":
+      setCompute(changed, remedy.value as ComputeDtype);
       return changed;
     case "optimizer.kind":
       changed.optimizer.kind = remedy.value as RunConfig["optimizer"]["kind"];

@@ -46,6 +46,29 @@ fn the_longest_sequence_fits_and_one_step_more_does_not() {
 }
 
 #[test]
+fn the_longest_sequence_is_no_shorter_than_with_the_inputs_placed_by_hand() {
+    let shape = ModelShape { max_positions: 1 << 17, ..llama_8b() };
+    for id in ["rtx-2060-6gb", "rtx-3060-12gb", "rtx-4090-24gb"] {
+        let longest = |offload_inputs: Option<bool>| {
+            let asked = RunConfig { offload_inputs, ..config() };
+            longest(&shape, &asked, &computer(id)).expect("found").value
+        };
+        let by_hand = [false, true].map(|offload_inputs| longest(Some(offload_inputs)));
+        assert!(by_hand.iter().all(|&value| longest(None) >= value), "{id}: {by_hand:?}");
+    }
+}
+
+#[test]
+fn the_largest_rank_that_is_planned_for_is_not_said_to_be_the_models() {
+    let shape = super::shape(8192, 2, 64, 8, 28_672, 1000, true);
+    let mut asked = config();
+    asked.lora.targets = vec![Target::Q, Target::O, Target::Down];
+    let found = largest_rank(&shape, &examples(100, 50, 300), &asked, &computer("h100-sxm-80gb")).expect("found");
+    assert_eq!((found.value, found.bound), (4096, Bound::Most));
+    assert!(found.words.ends_with("more is not tried."), "{}", found.words);
+}
+
+#[test]
 fn the_largest_rank_and_micro_batch_fit_and_one_more_does_not() {
     let data = examples(900, 50, 1500);
     for (shape, id) in [(llama_8b(), "rtx-3060-12gb"), (llama_1b(), "rtx-2060-6gb"), (llama_1b(), "no-card")] {

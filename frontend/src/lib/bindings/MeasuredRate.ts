@@ -2,6 +2,7 @@
 import type { BaseFormat } from "./BaseFormat";
 import type { ComputeDtype } from "./ComputeDtype";
 import type { Recompute } from "./Recompute";
+import type { Target } from "./Target";
 
 /**
  * Tokens per second of whole optimizer steps, warm.
@@ -35,6 +36,14 @@ n_layers_eased: number,
  * Layers whose weights stayed dequantised.
  */
 n_layers_cached: number, 
+/**
+ * Rank of the adapter; 0 in measurements of earlier versions.
+ */
+rank: number, 
+/**
+ * The layers it adapts.
+ */
+targets: Array<Target>, 
 /**
  * Longest sequence allowed, in tokens; 0 in measurements of earlier versions.
  */

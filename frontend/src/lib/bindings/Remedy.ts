@@ -5,7 +5,8 @@
  */
 export type Remedy = { 
 /**
- * Field of [`RunConfig`], `data.length`; `other_programs` and `card` where it is none.
+ * Field of [`RunConfig`], `data.length`; `host_memory` for all that say what waits there and how an MLP is divided;
+ * `other_programs` and `card` where it is none.
  */
 setting: string, 
 /**

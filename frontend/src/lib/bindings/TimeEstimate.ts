@@ -22,7 +22,7 @@ basis_words: string,
  */
 plus_minus: number, 
 /**
- * One optimizer step.
+ * One optimizer step; the last of a pass may be smaller.
  */
 step_s: number, 
 /**

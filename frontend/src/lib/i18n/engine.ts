@@ -150,6 +150,12 @@ export function remedyWords(remedy: Remedy, lang: Lang, f: Formatter): string {
       return `基座使用 ${remedy.value.toUpperCase()}${saves}${enough}。`;
     case "recompute":
       return `重算更多${saves}${enough}。`;
+    case "host_memory":
+      return `放在哪里等待、MLP 如何分批由方案决定${saves}${enough}。`;
+    case "n_layers_cached":
+      return `不保留反量化的权重${saves}${enough}。`;
+    case "compute":
+      return `改用 ${remedy.value} 计算${saves}${enough}。`;
     case "optimizer.kind":
       return `优化器状态改为 8 位${saves}${enough}。`;
     case "memory_limit_bytes":
