@@ -109,7 +109,6 @@ pub fn resume(folder: &RunFolder, watcher: &mut dyn FnMut(Notice<'_>)) -> Result
     {
         return Ok(Resumed::AlreadyFinished { step: *step, best_step: best.map(|b| b.step) });
     }
-    Control::new(folder.path()).clear()?;
     let mut events = Events::new(watcher);
     events.notice(Notice::Created(folder));
     let outcome = failing_loudly(&mut events, |events| {
