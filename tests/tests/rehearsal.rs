@@ -178,6 +178,20 @@ fn a_run_killed_in_its_rehearsal_is_rehearsed_when_it_is_taken_up() {
     assert!(run.rehearsal().unwrap().is_some());
 }
 
+#[test]
+#[cfg(target_os = "linux")]
+fn what_a_run_takes_beside_its_buffers_is_found_however_little_of_them_its_examples_fill() {
+    let bench = Bench::new(Size { hidden: 256, ffn: 704, n_layers: 6 }, 60);
+    let flags = "--rank 8 --length 512 --packing false --micro-batch 4 --recompute n --max-steps 2 --samples 0";
+    let run = bench.train("runs", flags);
+    let (rehearsal, planned_bytes) = (run.rehearsal().unwrap().expect("rehearsed"), run.plan().unwrap().planned_bytes);
+    let longest = rehearsal.longest_tokens.expect("there was time for it");
+    assert!(longest < 4 * 512 / 2, "{longest} tokens fill the buffers");
+    // A few megabytes; what of the buffers no example fills is many times that.
+    let overhead_bytes = rehearsal.overhead_bytes.expect("measured");
+    assert!(overhead_bytes < planned_bytes / 8, "{overhead_bytes} of {planned_bytes}");
+}
+
 /// Seconds from the first step's beginning to the end.
 fn took(run: &RunFolder) -> f64 {
     let history = run.history().unwrap();

@@ -20,13 +20,12 @@ use super::rehearsal::{self, Rehearsal, Scene};
 use super::store::{RunFolder, RunRecord};
 use super::training::{Outcome, Training};
 use crate::config::{FORMAT_VERSION, GovernorConfig, RunConfig, Settings};
-use crate::data::Batch;
 use crate::error::Explain;
 use crate::event::{FinishReason, TrainEvent};
 use crate::export;
 use crate::format;
 use crate::hardware::{self, Hardware};
-use crate::model::{Adapter, Model, ModelShape, ModelSource};
+use crate::model::{Adapter, Model, ModelSource};
 use crate::ops::memory::{self, Held, Site};
 use crate::plan::Family;
 use crate::plan::layout::layout;
@@ -253,7 +252,7 @@ fn run(
     let readings = move || watch.as_ref().and_then(|card| card.newest());
     let governor_file = folder.path().join(governor::FILE);
     let governor = Governor::new(governor_config, Governor::clock(readings)).listening(governor_file);
-    let shape = trainer.model().shape.clone();
+    let buffer_bytes = layout(&trainer.model().shape, settings).buffer_bytes();
     let mut training = Training {
         settings,
         train: &samples.train,
@@ -279,7 +278,7 @@ fn run(
     let rehearsed = if is_due {
         let mut scene = Scene {
             plan: &plan,
-            filled_bytes: &|batch| filled_bytes(&shape, settings, batch),
+            buffer_bytes,
             merge: &mut |trainer: &Trainer| {
                 export::merge_one(&opened.source, trainer.adapter(), settings.base).map_err(|e| e.to_string())
             },
@@ -301,13 +300,6 @@ fn run(
     }
     training.expected = rehearsed.map(|rehearsal| rehearsal.pace());
     training.run()
-}
-
-/// Bytes of the buffers that a batch fills: those of a layout made for it.
-fn filled_bytes(shape: &ModelShape, settings: &Settings, batch: &Batch) -> u64 {
-    let head_rows = settings.head_rows.min(batch.n_supervised()).max(1);
-    let filled = Settings { length: batch.n_tokens(), micro_batch: 1, head_rows, ..settings.clone() };
-    layout(shape, &filled).buffer_bytes()
 }
 
 /// Keeps a rehearsal with the run, and what it measured with the computer. No run is worse without either.

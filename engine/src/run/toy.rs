@@ -9,12 +9,14 @@ use super::checkpoint::{State, Tensors};
 use super::error::Error;
 use super::learner::{Learner, Part};
 use crate::config::Settings;
-use crate::data::Batch;
+use crate::data::{Batch, DataStats};
+use crate::hardware::profile;
 use crate::model::ModelShape;
 use crate::model::shape::Rope;
 use crate::ops::memory::{Held, Site};
 use crate::plan::ladder::{Rung, next_rung};
 use crate::plan::layout::layout;
+use crate::plan::{self, Plan};
 use crate::step::{self, LossScale};
 
 const N: usize = 16;
@@ -89,6 +91,28 @@ fn shape() -> ModelShape {
         tied: true,
         max_positions: 64,
     }
+}
+
+/// A plan of another model, for whoever only needs one.
+pub(crate) fn some_plan() -> Plan {
+    let config = serde_json::json!({ "model": "m", "data": { "path": "d" } });
+    let shape = ModelShape {
+        family: "llama".into(),
+        hidden: 64,
+        n_layers: 2,
+        n_heads: 4,
+        n_kv_heads: 2,
+        head_dim: 16,
+        ffn: 160,
+        vocab_rows: 97,
+        rms_eps: 1e-5,
+        rope: Rope { theta: 10_000.0, scaling: None },
+        tied: true,
+        max_positions: 512,
+    };
+    let data = DataStats::of((0..25).map(|i| (4 + i % 9, 3)));
+    let hardware = profile("no-card").unwrap().hardware();
+    plan::plan(&shape, &data, &serde_json::from_value(config).unwrap(), &hardware).unwrap()
 }
 
 /// Asks the gate for some memory, as the real learner does there.

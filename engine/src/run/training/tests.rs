@@ -8,7 +8,7 @@ use super::super::error::Error;
 use super::super::events::{History, Notice, read};
 use super::super::governor::{Look, Pace, Sight};
 use super::super::rehearsal::{Rehearsal, Scene};
-use super::super::toy::Toy;
+use super::super::toy::{Toy, some_plan};
 use super::*;
 use crate::config::{CheckpointConfig, GovernorConfig, Recompute, ScheduleKind};
 use crate::disk::faults::{Fault, arm, disarm};
@@ -391,32 +391,11 @@ fn a_loss_beyond_f16_ends_the_run_with_what_to_do() {
     assert!(error.to_string().contains("f16") && error.next_step().contains("f32"), "{error}");
 }
 
-fn some_plan() -> crate::plan::Plan {
-    let config = serde_json::json!({ "model": "m", "data": { "path": "d" } });
-    let shape = crate::model::ModelShape {
-        family: "llama".into(),
-        hidden: 64,
-        n_layers: 2,
-        n_heads: 4,
-        n_kv_heads: 2,
-        head_dim: 16,
-        ffn: 160,
-        vocab_rows: 97,
-        rms_eps: 1e-5,
-        rope: crate::model::shape::Rope { theta: 10_000.0, scaling: None },
-        tied: true,
-        max_positions: 512,
-    };
-    let data = data::DataStats::of((0..25).map(|i| (4 + i % 9, 3)));
-    let hardware = crate::hardware::profile("no-card").unwrap().hardware();
-    crate::plan::plan(&shape, &data, &serde_json::from_value(config).unwrap(), &hardware).unwrap()
-}
-
 /// Trains after a rehearsal; returns what it found, the learner and the codes of the warnings.
 fn rehearsed(toy: Toy, fault: Option<(usize, Fault)>) -> (Option<Rehearsal>, Toy, Vec<String>) {
     let (plan, folder, mut toy) = (some_plan(), tempfile::tempdir().unwrap(), toy);
     let (mut found, mut warnings) = (None, Vec::new());
-    let mut scene = Scene { plan: &plan, filled_bytes: &|_| 0, merge: &mut |_: &Toy| Ok(0.5) };
+    let mut scene = Scene { plan: &plan, buffer_bytes: 0, merge: &mut |_: &Toy| Ok(0.5) };
     let mut first = |training: &mut Training<'_, '_, Toy>| {
         let before = training.learner.state();
         if let Some((point, fault)) = fault {
@@ -462,11 +441,30 @@ fn what_cannot_be_rehearsed_is_said_and_the_run_goes_on() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn a_rehearsal_finds_what_lies_beside_the_buffers_however_little_of_them_its_batches_fill() {
+    // Two sequences of at most 12 tokens in buffers for 128.
+    let settings = Settings { length: 64, packing: false, ..settings() };
+    let (plan, folder) = (some_plan(), tempfile::tempdir().unwrap());
+    let mut overhead_bytes = None;
+    let mut first = |training: &mut Training<'_, '_, Toy>| {
+        // Large against whatever other tests of this process do meanwhile.
+        let beside = vec![1u8; 256 << 20];
+        let mut scene = Scene { plan: &plan, buffer_bytes: 64 << 20, merge: &mut |_: &Toy| Ok(0.5) };
+        overhead_bytes = training.rehearse(&mut scene)?.and_then(|found| found.overhead_bytes);
+        drop(std::hint::black_box(beside));
+        Ok(())
+    };
+    go_after(&mut first, folder.path(), &settings, Governor::clock(|| None), &mut Toy::new(), &mut |_| {}).unwrap();
+    assert!(overhead_bytes.is_some_and(|bytes| bytes >= 128 << 20), "{overhead_bytes:?}");
+}
+
+#[test]
 fn memory_that_runs_out_in_a_rehearsal_is_found_before_the_first_step_and_ends_no_run() {
     let (alone, alone_losses) = undisturbed(&settings());
     for n in [1, 2, usize::MAX] {
         let (plan, folder, mut toy) = (some_plan(), tempfile::tempdir().unwrap(), Toy::new());
-        let mut scene = Scene { plan: &plan, filled_bytes: &|_| 0, merge: &mut |_: &Toy| Ok(0.5) };
+        let mut scene = Scene { plan: &plan, buffer_bytes: 0, merge: &mut |_: &Toy| Ok(0.5) };
         let mut found = None;
         let mut first = |training: &mut Training<'_, '_, Toy>| {
             let before = training.learner.state();
@@ -500,7 +498,7 @@ fn rehearsed_over_budget(
     budget: impl Fn(&Toy, &Settings) -> u64,
 ) -> (Result<Outcome, Error>, Toy, Vec<(Rung, Rung, String)>) {
     let (plan, folder, mut toy, mut rungs) = (some_plan(), tempfile::tempdir().unwrap(), Toy::new(), Vec::new());
-    let mut scene = Scene { plan: &plan, filled_bytes: &|_| 0, merge: &mut |_: &Toy| Ok(0.5) };
+    let mut scene = Scene { plan: &plan, buffer_bytes: 0, merge: &mut |_: &Toy| Ok(0.5) };
     let mut first = |training: &mut Training<'_, '_, Toy>| {
         let mut found = training.rehearse(&mut scene)?.expect("rehearsed");
         found.overhead_bytes = Some(overhead_bytes);
