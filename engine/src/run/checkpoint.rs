@@ -195,7 +195,7 @@ impl Checkpoints {
             // Only a damaged one can be in the way: a step is not reached twice from a complete one.
             remove_folder(&place)?;
             faults::reached()?;
-            fs::rename(writing, &place)?;
+            disk::rename(writing, &place)?;
             faults::reached()?;
             disk::sync_folder(&self.folder)
         };
@@ -262,17 +262,16 @@ impl Checkpoints {
         (None, faults)
     }
 
-    /// Removes all but the newest `keep` (at least one) and the best.
-    pub(crate) fn prune(&self, keep: usize, best: Option<usize>) -> Result<(), Error> {
-        let steps = self.steps();
-        let n_old = steps.len().saturating_sub(keep.max(1));
-        for &step in &steps[..n_old] {
-            if Some(step) != best {
-                let path = self.path(step);
-                remove_folder(&path).map_err(|e| Error::io(&path, e))?;
-            }
-        }
-        Ok(())
+    /// Removes all but the best and the newest `keep` (at least one), of which `newest` was just written: what has a higher number is
+    /// damaged, or the run would have gone on from there. Tries every one of them and returns the first fault.
+    pub(crate) fn prune(&self, keep: usize, newest: usize, best: Option<usize>) -> Result<(), Error> {
+        let (whole, damaged): (Vec<usize>, Vec<usize>) = self.steps().into_iter().partition(|&step| step <= newest);
+        let n_old = whole.len().saturating_sub(keep.max(1));
+        let old = whole[..n_old].iter().filter(|&&step| Some(step) != best);
+        old.chain(&damaged).fold(Ok(()), |result, &step| {
+            let path = self.path(step);
+            result.and(remove_folder(&path).map_err(|e| Error::io(&path, e)))
+        })
     }
 
     /// Sets `bytes` of disk aside, so that a checkpoint can be written even when something else fills the disk.
@@ -410,7 +409,7 @@ mod tests {
             // What the crash left does not disturb the next checkpoint.
             save(&checkpoints, 3).unwrap();
             assert_eq!(newest(&checkpoints), (3, 3.0));
-            checkpoints.prune(1, None).unwrap();
+            checkpoints.prune(1, 3, None).unwrap();
             assert_eq!(fs::read_dir(folder.path().join("checkpoints")).unwrap().count(), 1);
             if !crashed {
                 assert!(point >= 8, "only {point} points were tried");
@@ -470,10 +469,40 @@ mod tests {
         for step in [2, 4, 10, 12] {
             save(&checkpoints, step).unwrap();
         }
-        checkpoints.prune(2, Some(4)).unwrap();
+        checkpoints.prune(2, 12, Some(4)).unwrap();
         assert_eq!(checkpoints.steps(), [4, 10, 12]);
-        checkpoints.prune(0, Some(4)).unwrap();
+        checkpoints.prune(0, 12, Some(4)).unwrap();
         assert_eq!(checkpoints.steps(), [4, 12]);
+    }
+
+    #[test]
+    fn a_damaged_newer_one_does_not_count_and_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(folder.path());
+        for step in [10, 20] {
+            save(&checkpoints, step).unwrap();
+        }
+        fs::remove_file(checkpoints.path(20).join(STATE)).unwrap();
+        // Taken up from 10, which is the best, and saved again.
+        save(&checkpoints, 12).unwrap();
+        checkpoints.prune(1, 12, Some(10)).unwrap();
+        assert_eq!(checkpoints.steps(), [10, 12]);
+        assert_eq!(newest(&checkpoints), (12, 12.0));
+    }
+
+    #[test]
+    fn one_that_cannot_be_removed_is_named_and_the_others_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(folder.path());
+        for step in [2, 4, 6] {
+            save(&checkpoints, step).unwrap();
+        }
+        // A file under a checkpoint's name is none, and no folder to remove.
+        fs::remove_dir_all(checkpoints.path(2)).unwrap();
+        fs::write(checkpoints.path(2), b"").unwrap();
+        let error = checkpoints.prune(1, 6, None).unwrap_err();
+        assert!(error.to_string().starts_with(&checkpoints.path(2).display().to_string()), "{error}");
+        assert_eq!(checkpoints.steps(), [2, 6]);
     }
 
     #[test]

@@ -617,7 +617,11 @@ impl<L: Learner> Training<'_, '_, L> {
         self.saved_step = Some(step);
         let best = self.state.best.is_some_and(|b| b.step == step);
         self.events.emit(TrainEvent::Checkpoint { step, bytes, best })?;
-        self.checkpoints.prune(self.settings.checkpoints.keep, self.state.best.map(|b| b.step))?;
+        let keep = self.settings.checkpoints.keep;
+        if let Err(error) = self.checkpoints.prune(keep, step, self.state.best.map(|b| b.step)) {
+            // It takes room and nothing else.
+            self.events.warn("run.checkpoint_not_removed", format!("An old checkpoint is still there: {error}."))?;
+        }
         if !self.has_reserve {
             self.has_reserve = self.checkpoints.reserve(self.reserve_bytes).is_ok();
         }

@@ -327,6 +327,10 @@ export const zhRunWarnings: Record<string, readonly [RegExp, (match: RegExpExecA
     /^No checkpoint was made after step (\d+)/,
     (m) => `内存不足：第 ${m[1]} 步之后没有保存检查点，下一次会再试；在此之前只有上一个检查点是安全的。请关闭其他占用内存的程序。`,
   ],
+  "run.checkpoint_not_removed": [
+    /^An old checkpoint is still there: (.+)\.$/,
+    (m) => `一个旧的检查点没有删除：${m[1]}。`,
+  ],
   "run.card_filling": [
     /^Other programs have taken (.+) of the card since the run began: (.+) are free, and .+ needs (.+?)\. /,
     (m) => `运行开始以来，其他程序又占用了显卡 ${m[1]}：剩余 ${m[2]}，下一次评估和回答需要 ${m[3]}。请在那之前关闭它们，否则运行会以较少的内存、较慢的速度继续。`,
