@@ -35,6 +35,8 @@ pub(crate) struct Toy {
     /// Scale of the loss, and the largest at which a step (from 0) does not overflow.
     pub(crate) loss_scale: Option<LossScale>,
     pub(crate) largest_scale: fn(usize) -> u32,
+    /// False where it answers with what is no number.
+    pub(crate) speaks: bool,
     /// Micro-batches over the whole life of this learner.
     pub(crate) n_micro_batches: usize,
     /// What a step holds, and the tokens it is for.
@@ -58,6 +60,7 @@ impl Toy {
             nan_at: None,
             loss_scale: None,
             largest_scale: |_| u32::MAX,
+            speaks: true,
             n_micro_batches: 0,
             buffers: None,
             steps: Vec::new(),

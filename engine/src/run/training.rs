@@ -193,6 +193,7 @@ impl<L: Learner> Training<'_, '_, L> {
                 }
             }
 
+            let best_before = self.state.best;
             let mut is_best = false;
             if !self.held_out.is_empty() && evaluation::is_due(self.state.step, self.settings) {
                 let started = Instant::now();
@@ -214,6 +215,10 @@ impl<L: Learner> Training<'_, '_, L> {
                 match self.save_between_steps() {
                     // At the end of the run it is tried once more, and is a fault then.
                     Err(Error::OutOfMemory { shortage, .. }) => {
+                        if is_best && self.state.ended.is_none() {
+                            // It is nowhere, so the one before it must not make way for it.
+                            self.state.best = best_before;
+                        }
                         let message = format!(
                             "No checkpoint was made after step {}: {}. The next one is tried in its turn; until then the last \
                              one is all that is safe. Close other programs that use memory.",
@@ -567,7 +572,7 @@ impl<L: Learner> Training<'_, '_, L> {
             answers = (self.answer)(self.learner);
         }
         match answers {
-            Err(error) if error.shortage().is_some() => {
+            Err(error) if error.shortage().is_some() || matches!(error, Error::Generate(_)) => {
                 let message = format!("The sample prompts are not answered after step {}: {error}.", self.state.step);
                 self.events.warn("run.samples_skipped", message)?;
                 Ok(Vec::new())

@@ -13,9 +13,12 @@ use super::*;
 use crate::config::{CheckpointConfig, GovernorConfig, Recompute, ScheduleKind};
 use crate::disk::faults::{Fault, arm, disarm};
 use crate::error::Explain;
+use crate::generate;
 use crate::hardware::CardReading;
 use crate::ops::memory::{self, Site};
 use crate::step::LossScale;
+
+mod keeping;
 
 fn settings() -> Settings {
     Settings {
@@ -106,7 +109,10 @@ fn go_after(
         train: &train,
         held_out: &held_out,
         learner: toy,
-        answer: &mut |_| {
+        answer: &mut |toy: &Toy| {
+            if !toy.speaks {
+                return Err(Error::Generate(generate::Error::NotFinite { prompt: 0, n_generated: 1 }));
+            }
             let asked = Held::new().admit(64, &Device::Cpu, Site::Cache);
             asked.map_err(|e| Error::Generate(e.into()))?;
             Ok(vec![Answer { prompt: "p".into(), answer: "a".into(), wanted: "w".into() }])
@@ -798,6 +804,17 @@ fn no_run_ends_for_an_answer() {
     assert_eq!(go(1), (5, vec![]));
     assert_eq!(go(2), (4, vec!["run.samples_skipped".to_string()]));
     assert_eq!(go(usize::MAX), (0, vec!["run.samples_skipped".to_string(); 5]));
+    // Nor for one that is nonsense.
+    let (folder, mut toy, mut warnings) = (tempfile::tempdir().unwrap(), Toy::new(), Vec::new());
+    toy.speaks = false;
+    go_governed(folder.path(), &settings, Governor::clock(|| None), &mut toy, &mut |event| {
+        if let TrainEvent::Warning { code, .. } = event {
+            warnings.push(code.clone());
+        }
+    })
+    .unwrap();
+    assert_eq!(warnings, vec!["run.samples_skipped"; 5]);
+    assert_eq!(toy.weights(), alone.weights());
 }
 
 #[test]

@@ -322,7 +322,7 @@ export const zhRunWarnings: Record<string, readonly [RegExp, (match: RegExpExecA
     (m) => `内存不足：评估改为一次最多 ${m[1]} 个词元。`,
   ],
   "run.evaluation_skipped": [/^Step (\d+) is not evaluated/, (m) => `内存不足：第 ${m[1]} 步没有评估。`],
-  "run.samples_skipped": [/after step (\d+)/, (m) => `内存不足：第 ${m[1]} 步之后没有回答留出的问题。`],
+  "run.samples_skipped": [/after step (\d+)/, (m) => `第 ${m[1]} 步之后没有回答留出的问题。`],
   "run.checkpoint_skipped": [
     /^No checkpoint was made after step (\d+)/,
     (m) => `内存不足：第 ${m[1]} 步之后没有保存检查点，下一次会再试；在此之前只有上一个检查点是安全的。请关闭其他占用内存的程序。`,
