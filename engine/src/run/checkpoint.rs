@@ -48,6 +48,9 @@ pub struct State {
     pub n_not_improved: usize,
     /// Set where no further step follows.
     pub ended: Option<FinishReason>,
+    /// The evaluation after `step` is due and was not done, or not to its end. Written only where it is so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub owes_evaluation: bool,
     /// How the step is computed since memory ran out; as the settings say where it never did.
     #[serde(default)]
     pub rung: Option<Rung>,
@@ -78,6 +81,7 @@ impl State {
             best: None,
             n_not_improved: 0,
             ended: None,
+            owes_evaluation: false,
             rung: None,
             loss_scale: None,
         }
@@ -89,6 +93,13 @@ struct StateFile {
     #[serde(flatten)]
     state: serde_json::Value,
     files: Vec<FileMark>,
+}
+
+impl StateFile {
+    fn content(state: &State, files: Vec<FileMark>) -> io::Result<Vec<u8>> {
+        let state = serde_json::to_value(state)?;
+        Ok(serde_json::to_vec_pretty(&StateFile { state, files })?)
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -177,9 +188,7 @@ impl Checkpoints {
             files.push(mark(&path, name).map_err(at(&path))?);
         }
         let path = writing.join(STATE);
-        let content = serde_json::to_value(state)
-            .and_then(|state| serde_json::to_vec_pretty(&StateFile { state, files }))
-            .map_err(|e| Error::io(&path, e.into()))?;
+        let content = StateFile::content(state, files).map_err(at(&path))?;
         faults::reached().map_err(at(&path))?;
         fs::write(&path, &content).map_err(at(&path))?;
         faults::reached().map_err(at(&path))?;
@@ -200,6 +209,17 @@ impl Checkpoints {
             disk::sync_folder(&self.folder)
         };
         go().map_err(|e| Error::io(&place, e))
+    }
+
+    /// Replaces the state of the complete checkpoint of its step, whose tensors are those of now. Returns the checkpoint's size in
+    /// bytes. At every moment the old state or the new one is there.
+    pub(crate) fn amend(&self, state: &State) -> Result<u64, Error> {
+        let (_, files) = self.read_state(state.step)?;
+        let folder = self.path(state.step);
+        let path = folder.join(STATE);
+        let written = StateFile::content(state, files).and_then(|content| disk::write(&path, &content));
+        written.map_err(|e| Error::io(&path, e))?;
+        folder_bytes(&folder).map_err(|e| Error::io(&folder, e))
     }
 
     /// State of the checkpoint of `step`, after checking that every file is what was written.
@@ -360,6 +380,7 @@ mod tests {
             best: Some(Best { step: 2, loss: 0.1 + 0.2 }),
             n_not_improved: 1,
             ended: Some(FinishReason::EarlyStopped),
+            owes_evaluation: false,
             rung: Some(Rung {
                 micro_batch: 1,
                 accumulation: 8,
@@ -378,6 +399,42 @@ mod tests {
         let optimizer = checkpoints.optimizer(3, &Device::Cpu).unwrap();
         assert_eq!(optimizer["v"].to_vec1::<f32>().unwrap(), [3.0; 3]);
         assert_eq!(bytes, folder_bytes(&checkpoints.path(3)).unwrap());
+    }
+
+    #[test]
+    fn an_evaluation_that_is_owed_is_written_and_one_that_was_done_leaves_no_trace() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(folder.path());
+        save(&checkpoints, 4).unwrap();
+        let content = || fs::read_to_string(checkpoints.path(4).join(STATE)).unwrap();
+        let before = content();
+        assert!(!before.contains("owes_evaluation"), "{before}");
+        let owing = State { step: 4, owes_evaluation: true, ..State::new(5) };
+        let bytes = checkpoints.amend(&owing).unwrap();
+        assert_eq!(checkpoints.verify(4).unwrap(), owing);
+        assert_eq!(bytes, folder_bytes(&checkpoints.path(4)).unwrap());
+        checkpoints.amend(&State { owes_evaluation: false, ..owing }).unwrap();
+        assert_eq!(content(), before);
+    }
+
+    #[test]
+    fn a_crash_while_a_state_is_replaced_leaves_a_complete_checkpoint() {
+        for point in 0.. {
+            let folder = tempfile::tempdir().unwrap();
+            let checkpoints = Checkpoints::new(folder.path());
+            save(&checkpoints, 1).unwrap();
+            let before = checkpoints.verify(1).unwrap();
+            let owing = State { owes_evaluation: true, ..before.clone() };
+            arm(point, Fault::Crash);
+            let crashed = catch_unwind(AssertUnwindSafe(|| checkpoints.amend(&owing))).is_err();
+            disarm();
+            let state = checkpoints.verify(1).unwrap();
+            assert!(state == before || state == owing, "{state:?}");
+            if !crashed {
+                assert!(state == owing && point >= 3, "only {point} points were tried");
+                break;
+            }
+        }
     }
 
     #[test]

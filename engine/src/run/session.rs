@@ -234,7 +234,15 @@ fn run(
 
     let reserve_bytes = plan.disk.checkpoint_bytes;
     // A disk that ran nearly full since the last time may still take the checkpoints themselves.
-    let has_reserve = checkpoints.reserve(reserve_bytes).is_ok();
+    let reserved = checkpoints.reserve(reserve_bytes);
+    let has_reserve = reserved.is_ok();
+    if let Err(error) = reserved {
+        let message = format!(
+            "No space could be set aside for a checkpoint: {error}. It is tried again with each one; until then a disk that fills up \
+             costs the steps since the last."
+        );
+        events.warn("run.no_reserve", message)?;
+    }
     let prompts = Prompts::choose(&opened, &samples.held_out, settings.n_samples, settings.length)?;
     let rehearsed = folder.rehearsal()?;
     // Once, of the run as it was planned.

@@ -29,7 +29,7 @@ pub(crate) struct Toy {
     n_steps: usize,
     /// Added to the loss of evaluations, so that a test can say how they go.
     pub(crate) evaluations: Vec<f64>,
-    n_evaluations: usize,
+    pub(crate) n_evaluations: usize,
     /// Step (from 0) whose loss is NaN.
     pub(crate) nan_at: Option<usize>,
     /// Scale of the loss, and the largest at which a step (from 0) does not overflow.

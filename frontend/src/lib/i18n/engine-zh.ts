@@ -327,6 +327,10 @@ export const zhRunWarnings: Record<string, readonly [RegExp, (match: RegExpExecA
     /^No checkpoint was made after step (\d+)/,
     (m) => `内存不足：第 ${m[1]} 步之后没有保存检查点，下一次会再试；在此之前只有上一个检查点是安全的。请关闭其他占用内存的程序。`,
   ],
+  "run.no_reserve": [
+    /^No space could be set aside for a checkpoint: (.+)\. It is tried again/,
+    (m) => `没有为检查点预留出磁盘空间：${m[1]}。每次保存时会再试；在此之前，磁盘写满会丢失上一个检查点之后的步数。`,
+  ],
   "run.checkpoint_not_removed": [
     /^An old checkpoint is still there: (.+)\.$/,
     (m) => `一个旧的检查点没有删除：${m[1]}。`,

@@ -1,6 +1,24 @@
 //! What is safe at every moment: the best adapter, what a full disk left, what an evaluation is in the middle of.
 
+use std::cell::Cell;
+
 use super::*;
+
+/// What an evaluation said: step, loss, whether it was the best; and how many answers there are.
+fn evaluations(folder: &Path) -> (Vec<(usize, f64, bool)>, usize) {
+    let history = History::replay(read(folder).unwrap());
+    let events = || history.lines().iter().map(|line| &line.event);
+    let losses = events().filter_map(|event| match *event {
+        TrainEvent::Evaluation { step, loss, best, .. } => Some((step, loss, best)),
+        _ => None,
+    });
+    (losses.collect(), events().filter(|event| matches!(event, TrainEvent::Sample { .. })).count())
+}
+
+/// Everything that must be the same however often a run was ended.
+fn whole(folder: &Path, toy: &Toy) -> impl PartialEq + use<> {
+    (toy.weights(), losses(folder), evaluations(folder))
+}
 
 #[test]
 fn the_best_adapter_stays_where_a_better_one_had_no_memory_to_be_saved() {
@@ -25,4 +43,99 @@ fn the_best_adapter_stays_where_a_better_one_had_no_memory_to_be_saved() {
     assert_eq!(go([3.0, 2.0, 1.0, 4.0, 5.0], 12), (Some(8), vec![8, 17]));
     // The last one is tried once more.
     assert_eq!(go([3.0, 2.0, 4.0, 5.0, 1.0], 17), (Some(17), vec![17]));
+}
+
+#[test]
+fn what_fills_the_disk_between_two_checkpoints_costs_no_step() {
+    let settings = settings();
+    let (folder, mut toy) = (tempfile::tempdir().unwrap(), Toy::new());
+    go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap();
+    let (alone, alone_losses) = (whole(folder.path(), &toy), losses(folder.path()));
+    // The line of step 7 finds it full, or that of step 8, after which an evaluation is due.
+    for last in [6, 7] {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(folder.path());
+        checkpoints.reserve(1 << 12).unwrap();
+        let error = go(folder.path(), &settings, &mut Toy::new(), &mut |event| {
+            if matches!(event, TrainEvent::Step { step, .. } if *step == last) {
+                arm(0, Fault::DiskFullOnce);
+            }
+        })
+        .unwrap_err();
+        disarm();
+        assert!(matches!(error, Error::DiskFull { .. }), "{error:?}");
+        let state = checkpoints.newest().0.unwrap();
+        assert_eq!((state.step, state.owes_evaluation), (last + 1, last == 7));
+        assert_eq!(losses(folder.path()), alone_losses[..=last]);
+        let mut toy = Toy::new();
+        go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap();
+        assert!(whole(folder.path(), &toy) == alone, "the disk was full after step {last}");
+    }
+}
+
+/// Every step is saved, so one that is evaluated is saved before that too.
+fn always_saving() -> Settings {
+    let checkpoints = CheckpointConfig { every_seconds: 0, every_steps: None, keep: 1 };
+    // Three groups of held-out samples.
+    Settings { n_steps: 4, evaluate_every_steps: 2, micro_batch: 1, accumulation: 6, checkpoints, ..settings() }
+}
+
+#[test]
+fn a_run_that_crashes_at_any_point_of_an_evaluation_evaluates_again_and_comes_out_the_same() {
+    let settings = always_saving();
+    let (folder, mut toy) = (tempfile::tempdir().unwrap(), Toy::new());
+    go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap();
+    let alone = whole(folder.path(), &toy);
+    let mut n_owing = 0;
+    for point in 0.. {
+        let folder = tempfile::tempdir().unwrap();
+        arm(point, Fault::Crash);
+        let crash = std::panic::catch_unwind(|| go(folder.path(), &settings, &mut Toy::new(), &mut |_| {}));
+        disarm();
+        if crash.is_ok() {
+            break;
+        }
+        let state = Checkpoints::new(folder.path()).newest().0;
+        n_owing += usize::from(state.is_some_and(|state| state.owes_evaluation));
+        let mut toy = Toy::new();
+        go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap();
+        assert!(whole(folder.path(), &toy) == alone, "crash at point {point}");
+    }
+    assert!(n_owing > 10, "only {n_owing} crashes between a checkpoint and the end of its evaluation");
+}
+
+#[test]
+fn a_stop_is_obeyed_between_the_groups_of_an_evaluation_which_whoever_goes_on_does_again() {
+    let settings = Settings { checkpoints: settings().checkpoints, ..always_saving() };
+    let (folder, mut toy) = (tempfile::tempdir().unwrap(), Toy::new());
+    go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap();
+    let alone = whole(folder.path(), &toy);
+
+    let folder = tempfile::tempdir().unwrap();
+    let (control, n_looks) = (Control::new(folder.path()), Cell::new(None));
+    // Somebody looks before each group; after the second look a stop is asked.
+    let mut clock = Governor::clock(|| None);
+    let look: Look<'_> = Box::new(|| {
+        n_looks.set(n_looks.get().map(|n: usize| n + 1));
+        if n_looks.get() == Some(2) {
+            control.ask_stop().unwrap();
+        }
+        clock()
+    });
+    let mut toy = Toy::new();
+    let outcome = go_governed(folder.path(), &settings, look, &mut toy, &mut |event| {
+        if matches!(event, TrainEvent::Phase { name } if name == "evaluate") {
+            n_looks.set(Some(0));
+        }
+    });
+    assert_eq!(outcome.unwrap(), Outcome::Stopped { step: 2 });
+    assert_eq!(
+        (toy.n_evaluations, evaluations(folder.path())),
+        (2, (vec![], 0)),
+        "two of three groups, and nothing said"
+    );
+    assert!(Checkpoints::new(folder.path()).newest().0.unwrap().owes_evaluation);
+    let mut toy = Toy::new();
+    go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap();
+    assert!(whole(folder.path(), &toy) == alone);
 }
