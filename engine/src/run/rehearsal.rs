@@ -564,7 +564,7 @@ pub fn remember_outcome(folder: &RunFolder) -> Result<(), Error> {
         basis: plan.time.basis,
         n_steps: steps.len(),
         predicted_s: of(plan.time.tokens_per_s),
-        rehearsed_s: folder.rehearsal()?.map(|rehearsal| of(rehearsal.measured.tokens_per_s)),
+        rehearsed_s: folder.rehearsal().ok().flatten().map(|rehearsal| of(rehearsal.measured.tokens_per_s)),
         measured_s,
         predicted_bytes: plan.planned_bytes,
         measured_bytes: peak_bytes,

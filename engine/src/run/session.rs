@@ -244,10 +244,18 @@ fn run(
         events.warn("run.no_reserve", message)?;
     }
     let prompts = Prompts::choose(&opened, &samples.held_out, settings.n_samples, settings.length)?;
-    let rehearsed = folder.rehearsal()?;
+    // No run is refused for what it can do without: it is rehearsed again where it has not begun.
+    let rehearsed = match folder.rehearsal() {
+        Ok(rehearsed) => rehearsed,
+        Err(error) => {
+            events.warn("rehearsal.unreadable", format!("What was rehearsed is not known any more: {error}."))?;
+            None
+        }
+    };
     // Once, of the run as it was planned.
     let is_due = settings.rehearsal && rehearsed.is_none() && state.step == 0 && state.rung.is_none();
-    let governor_config = folder.governor()?;
+    // What is wrong with newer ones the governor says at its first look.
+    let governor_config = folder.governor().unwrap_or_else(|_| settings.governor.clone());
     if card.is_none() && governor_config.needs_a_card() {
         events.warn(
             "governor.blind",

@@ -364,6 +364,10 @@ export const zhRunWarnings: Record<string, readonly [RegExp, (match: RegExpExecA
     /^What was measured is not kept for later plans: (.+)\.$/,
     (m) => `测得的结果没有保存给以后的方案：${m[1]}。`,
   ],
+  "rehearsal.unreadable": [
+    /^What was rehearsed is not known any more: (.+)\.$/,
+    (m) => `预演的结果读不出来：${m[1]}。`,
+  ],
   "governor.unreadable": [
     /^The governor's new settings are not obeyed: (.+)\.$/,
     (m) => `新的限制设置未被采用：${m[1]}。`,
