@@ -292,7 +292,7 @@ impl<L: Learner> Training<'_, '_, L> {
         }
         found.optimizer_s = update.elapsed().as_secs_f64();
         // The buffers are there whole, since they were written when they were made; what threads take beside them grows with the batch.
-        let used_bytes = self.memory.read().used_bytes;
+        let used_bytes = self.read_memory().used_bytes;
         if !self.is_on_card() && used_bytes > 0 && found.longest_tokens.is_some() {
             found.overhead_bytes = Some(used_bytes.saturating_sub(scene.buffer_bytes));
         }
@@ -350,7 +350,7 @@ impl<L: Learner> Training<'_, '_, L> {
         // A card's pool keeps what it once took: all that the plan lists was there by now, where answers were given too.
         let had_all = found.longest_tokens.is_some() && (found.answers_s.is_some() || self.settings.n_samples == 0);
         if self.is_on_card() && had_all {
-            let used_bytes = self.memory.read().used_bytes;
+            let used_bytes = self.read_memory().used_bytes;
             // Where buffers were planned too large, the process itself still takes what it takes, whatever the next ones are.
             let least_bytes = self.memory.beside_pool_bytes().unwrap_or(0);
             let overhead_bytes = used_bytes.saturating_sub(self.learner.planned_bytes(&self.fitting)).max(least_bytes);

@@ -26,7 +26,7 @@ use super::{evaluation, interrupt};
 use crate::config::{ComputeDtype, Settings};
 use crate::data::{self, Sample};
 use crate::error::out_of_memory;
-use crate::event::{FinishReason, TrainEvent};
+use crate::event::{FinishReason, MemoryReading, TrainEvent};
 use crate::format;
 use crate::hardware::CardWatch;
 use crate::ops::memory::Held;
@@ -240,12 +240,9 @@ impl<L: Learner> Training<'_, '_, L> {
         self.follow_loss_scale(|from| format!("2,000 steps went well at a loss scale of {from}."))?;
         eta.step(n_tokens, seconds);
         let n_left = self.settings.n_steps - self.state.step;
-        let memory = self.memory.read();
+        let memory = self.read_memory();
         self.memory.set_warm();
-        let card = self.card.as_ref().and_then(|card| {
-            card.set_own_bytes(memory.used_bytes);
-            card.newest()
-        });
+        let card = self.card.as_ref().and_then(CardWatch::newest);
         self.events.emit(TrainEvent::Step {
             step: self.state.step,
             epoch: cursor.epochs_done(),
@@ -293,7 +290,7 @@ impl<L: Learner> Training<'_, '_, L> {
                 self.check_finite("loss", part_nll, i)?;
                 nll += part_nll;
                 first_row += batch.n_tokens();
-                self.memory.read();
+                self.read_memory();
             }
         }
         let grad_norm = self.learner.optimizer_step(learning_rate)?;
@@ -337,11 +334,31 @@ impl<L: Learner> Training<'_, '_, L> {
     pub(super) fn ready(&mut self) -> Result<(), Error> {
         while !self.learner.is_ready() {
             match self.learner.allocate(&self.fitting) {
-                Ok(()) => self.memory.set_planned(self.learner.planned_bytes(&self.fitting) + self.overhead_bytes),
+                Ok(()) => {
+                    self.memory.set_planned(self.learner.planned_bytes(&self.fitting) + self.overhead_bytes);
+                    self.read_memory();
+                }
                 Err(error) => self.make_room("the step's buffers", error)?,
             }
         }
         Ok(())
+    }
+
+    /// Gives the step's buffers back.
+    fn release(&mut self) -> Result<(), Error> {
+        self.learner.release()?;
+        self.read_memory();
+        Ok(())
+    }
+
+    /// Reads the memory now. Wherever much of it was taken or given back this is done: what the run holds of a card would be counted
+    /// as other programs' otherwise, and the other way round.
+    pub(super) fn read_memory(&mut self) -> MemoryReading {
+        let memory = self.memory.read();
+        if let Some(card) = &self.card {
+            card.set_own_bytes(memory.used_bytes);
+        }
+        memory
     }
 
     /// After a lack of memory: gives up the gradients of the step that was begun and the step's buffers. What was tried may be tried
@@ -350,7 +367,7 @@ impl<L: Learner> Training<'_, '_, L> {
     pub(super) fn make_room(&mut self, doing: &'static str, error: Error) -> Result<(), Error> {
         let Some(shortage) = error.shortage().cloned() else { return Err(error) };
         self.learner.forget()?;
-        self.learner.release()?;
+        self.release()?;
         let reason = format!("Memory ran out after step {}: {}.", self.state.step, out_of_memory(&shortage));
         if !self.has_retried {
             self.has_retried = true;
@@ -387,7 +404,7 @@ impl<L: Learner> Training<'_, '_, L> {
             format::bytes(measured_bytes.saturating_sub(rehearsal.predicted.memory_bytes)),
             format::bytes(budget_bytes),
         );
-        self.learner.release()?;
+        self.release()?;
         self.overhead_bytes = overhead_bytes;
         self.take_rung(to, reason)
     }
@@ -621,9 +638,10 @@ impl<L: Learner> Training<'_, '_, L> {
     fn answers(&mut self) -> Result<Vec<Answer>, Error> {
         let mut answers = (self.answer)(self.learner);
         if answers.as_ref().is_err_and(|error| error.shortage().is_some()) {
-            self.learner.release()?;
+            self.release()?;
             answers = (self.answer)(self.learner);
         }
+        self.read_memory();
         match answers {
             Err(error) if error.shortage().is_some() || matches!(error, Error::Generate(_)) => {
                 let message = format!("The sample prompts are not answered after step {}: {error}.", self.state.step);
@@ -638,7 +656,7 @@ impl<L: Learner> Training<'_, '_, L> {
     fn save_between_steps(&mut self) -> Result<(), Error> {
         let mut saved = self.save();
         if saved.as_ref().is_err_and(|error| error.shortage().is_some()) {
-            self.learner.release()?;
+            self.release()?;
             saved = self.save();
         }
         saved.map_err(|error| match error.shortage() {

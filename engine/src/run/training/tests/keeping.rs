@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use super::*;
+use crate::hardware::CardSample;
 
 /// What an evaluation said: step, loss, whether it was the best; and how many answers there are.
 fn evaluations(folder: &Path) -> (Vec<(usize, f64, bool)>, usize) {
@@ -138,4 +139,31 @@ fn a_stop_is_obeyed_between_the_groups_of_an_evaluation_which_whoever_goes_on_do
     let mut toy = Toy::new();
     go(folder.path(), &settings, &mut toy, &mut |_| {}).unwrap();
     assert!(whole(folder.path(), &toy) == alone);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn what_a_run_holds_of_a_card_is_known_from_its_buffers_on_and_not_from_its_first_step() {
+    const GIB: u64 = 1 << 30;
+    let reading = CardReading { used_bytes: 90 * GIB, total_bytes: 96 * GIB, ..CardReading::default() };
+    let sample = CardSample { reading, driver_bytes: 0 };
+    let watch = CardWatch::start(move || Some(sample.clone()), Duration::from_millis(5));
+    let mut seen = None;
+    let mut first = |training: &mut Training<'_, '_, Toy>| {
+        // Large against whatever other tests of this process do meanwhile.
+        let buffers = vec![1u8; 256 << 20];
+        training.card = Some(watch.clone());
+        training.ready()?;
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while seen.is_none() && Instant::now() < deadline {
+            seen = watch.newest().and_then(|reading| reading.others_bytes);
+            sleep(Duration::from_millis(1));
+        }
+        drop(std::hint::black_box(buffers));
+        Ok(())
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let look = Governor::clock(|| None);
+    go_after(&mut first, folder.path(), &settings(), look, &mut Toy::new(), &mut |_| {}).unwrap();
+    assert!(seen.is_some_and(|bytes| bytes < 90 * GIB), "{seen:?}");
 }
