@@ -217,9 +217,10 @@ impl<L: Learner> Training<'_, '_, L> {
         eta: &mut Eta,
     ) -> Result<Option<Wish>, Error> {
         let micro_batches = cursor.next_step();
-        let whole = micro_batches.iter().map(|documents| data::batch(self.train, documents));
+        let train = self.train;
+        let samples = micro_batches.iter().flatten().map(|&i| &train[i]);
         let (n_tokens, n_supervised_tokens) =
-            whole.fold((0, 0), |(n, supervised), b| (n + b.n_tokens(), supervised + b.n_supervised()));
+            samples.fold((0, 0), |(n, learned), s| (n + s.input_ids.len(), learned + s.n_learned()));
         let learning_rate = schedule.learning_rate(self.state.step);
         let Done { nll, grad_norm, seconds } = loop {
             match self.step(&micro_batches, n_supervised_tokens, learning_rate) {

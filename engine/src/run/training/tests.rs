@@ -654,6 +654,12 @@ fn one_pass_shows_every_example_once() {
     let train = samples(22);
     let n_steps = super::super::cursor::steps_of(&train, &settings, 1.0);
     let mut cursor = Cursor::at(&train, &settings, 0, 0);
+    let n_tokens = |samples: &[usize]| samples.iter().map(|&i| train[i].input_ids.len()).sum::<usize>() as f64;
+    let all: Vec<usize> = (0..22).collect();
+    // Exactly this pass, its first step, and what a whole second one adds.
+    assert_eq!(cursor.tokens_ahead(n_steps), n_tokens(&all));
+    assert_eq!(cursor.tokens_ahead(1), n_tokens(&Cursor::at(&train, &settings, 0, 0).next_step().concat()));
+    assert_eq!(cursor.tokens_ahead(2 * n_steps), 2.0 * n_tokens(&all));
     let mut seen: Vec<usize> = (0..n_steps).flat_map(|_| cursor.next_step().concat()).collect();
     assert_eq!(cursor.epochs_done(), 1.0);
     seen.sort_unstable();
