@@ -6,6 +6,8 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 
 /// Whether a disk, or somebody's share of it, has no room left.
 pub(crate) fn is_full(error: &io::Error) -> bool {
@@ -36,7 +38,7 @@ pub(crate) fn write(path: &Path, content: &[u8]) -> io::Result<()> {
         faults::reached()?;
         file.sync_all()?;
         drop(file);
-        fs::rename(&aside, path)?;
+        rename(&aside, path)?;
         faults::reached()?;
         sync_folder(path.parent().unwrap_or(Path::new(".")))
     })();
@@ -59,6 +61,23 @@ pub fn write_shared(path: &Path, content: &[u8]) -> io::Result<()> {
     file.as_file().sync_all()?;
     file.persist(path)?;
     Ok(())
+}
+
+/// Renames a file or a folder. On Windows a scanner may hold what is new for a moment, and then it cannot be renamed.
+pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    const N_ATTEMPTS: u32 = 20;
+    for _ in 1..N_ATTEMPTS {
+        match fs::rename(from, to) {
+            Err(e) if cfg!(windows) && is_held(&e) => sleep(Duration::from_millis(250)),
+            ended => return ended,
+        }
+    }
+    fs::rename(from, to)
+}
+
+/// Whether Windows says that somebody else has the file open: access denied, or a sharing violation.
+fn is_held(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(5 | 32))
 }
 
 fn aside(path: &Path) -> PathBuf {
@@ -178,6 +197,23 @@ mod tests {
                 break;
             }
         }
+    }
+
+    #[test]
+    #[cfg(windows)]
+    fn a_file_that_somebody_holds_for_a_moment_is_renamed_all_the_same() {
+        use std::os::windows::fs::OpenOptionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        fs::write(&from, b"new").unwrap();
+        let held = fs::OpenOptions::new().read(true).share_mode(0).open(&from).unwrap();
+        let holder = std::thread::spawn(move || {
+            sleep(Duration::from_millis(300));
+            drop(held);
+        });
+        rename(&from, &to).unwrap();
+        holder.join().unwrap();
+        assert_eq!(fs::read(&to).unwrap(), b"new");
     }
 
     #[test]

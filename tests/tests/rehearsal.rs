@@ -159,11 +159,9 @@ fn a_run_with_a_rehearsal_makes_the_same_bytes_as_one_without() {
     assert!(history[0].rehearsed_s.is_some());
 }
 
-#[test]
-fn a_run_killed_in_its_rehearsal_is_rehearsed_when_it_is_taken_up() {
-    let bench = Bench::new(TINY, 40);
+/// A run as it was when its process had made the folder and nothing else.
+fn only_made(bench: &Bench) -> RunFolder {
     let run = bench.train("runs", "--rank 4 --length 128 --micro-batch 2 --max-steps 3 --samples 0");
-    // As it was when the process had made the folder and nothing else.
     let early = ["run.toml", "plan.json"];
     for entry in fs::read_dir(run.path()).unwrap().flatten() {
         let path = entry.path();
@@ -173,9 +171,47 @@ fn a_run_killed_in_its_rehearsal_is_rehearsed_when_it_is_taken_up() {
             fs::remove_file(path).unwrap();
         }
     }
+    run
+}
+
+#[test]
+fn a_run_killed_in_its_rehearsal_is_rehearsed_when_it_is_taken_up() {
+    let bench = Bench::new(TINY, 40);
+    let run = only_made(&bench);
     let said = Said::by(hearth(&bench.at("runs")).arg("resume").arg(run.id()));
     assert_eq!(said.exit, Some(0), "{said:?}");
     assert!(run.rehearsal().unwrap().is_some());
+}
+
+#[test]
+fn a_run_is_taken_up_without_what_it_can_do_without() {
+    let bench = Bench::new(TINY, 40);
+    let run = only_made(&bench);
+    for name in ["rehearsal.json", "governor.json"] {
+        fs::write(run.path().join(name), "{ torn").unwrap();
+    }
+    let said = Said::by(hearth(&bench.at("runs")).arg("resume").arg(run.id()));
+    assert_eq!(said.exit, Some(0), "{said:?}");
+    let history = run.history().unwrap();
+    for wanted in ["rehearsal.unreadable", "governor.unreadable"] {
+        let is_said = |event: &TrainEvent| matches!(event, TrainEvent::Warning { code, .. } if code == wanted);
+        assert_eq!(history.lines().iter().filter(|line| is_said(&line.event)).count(), 1, "{wanted}");
+    }
+    assert!(run.rehearsal().unwrap().is_some(), "rehearsed again");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn what_a_run_takes_beside_its_buffers_is_found_however_little_of_them_its_examples_fill() {
+    let bench = Bench::new(Size { hidden: 128, ffn: 352, n_layers: 4 }, 60);
+    let flags = "--rank 8 --length 1024 --packing false --micro-batch 4 --recompute n --max-steps 2 --samples 0";
+    let run = bench.train("runs", flags);
+    let (rehearsal, planned_bytes) = (run.rehearsal().unwrap().expect("rehearsed"), run.plan().unwrap().planned_bytes);
+    let longest = rehearsal.longest_tokens.expect("there was time for it");
+    assert!(longest < 4 * 1024 / 4, "{longest} tokens fill the buffers");
+    // A few megabytes; what of the buffers no example fills is many times that.
+    let overhead_bytes = rehearsal.overhead_bytes.expect("measured");
+    assert!(overhead_bytes < planned_bytes / 4, "{overhead_bytes} of {planned_bytes}");
 }
 
 /// Seconds from the first step's beginning to the end.

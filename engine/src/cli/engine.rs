@@ -57,9 +57,11 @@ fn become_(mut command: Command) -> Option<ExitCode> {
     None
 }
 
-/// Windows has no exec: the other is waited for. It shares the console, so Ctrl-C reaches it by itself.
+/// Windows has no exec: the other is waited for. It shares the console, so Ctrl-C reaches it by itself, and this one listens too: it
+/// would end first otherwise, and the other's exit status would be nobody's.
 #[cfg(not(unix))]
 fn become_(mut command: Command) -> Option<ExitCode> {
+    hearth_engine::run::interrupt::listen();
     match command.status() {
         Ok(status) => Some(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))),
         Err(error) => {

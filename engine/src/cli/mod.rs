@@ -156,6 +156,7 @@ fn emit(line: &str) -> Result<(), Failure> {
 
 /// Reads the command line and does what it says.
 pub(crate) fn main() -> ExitCode {
+    run::process::keep_streams();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {

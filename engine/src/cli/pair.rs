@@ -8,7 +8,7 @@ use hearth_engine::data::Encoder;
 use hearth_engine::hardware::{TrainOn, detect};
 use hearth_engine::model::weights::Precision;
 use hearth_engine::model::{Adapter, Model, ModelSource};
-use hearth_engine::plan::Family;
+use hearth_engine::plan::{Family, Plan};
 use hearth_engine::run::{self, RunFolder, RunRecord};
 use hearth_engine::step;
 
@@ -41,7 +41,10 @@ impl Pair {
         let source = ModelSource::open(&path)?;
         let bundle = source.tokenizer()?;
         source.check_vocabulary(&bundle)?;
-        let encoder = Encoder::new(&bundle)?;
+        let encoder = match record.as_ref().and_then(|record| record.date.as_deref()) {
+            Some(date) => Encoder::on_date(&bundle, date)?,
+            None => Encoder::new(&bundle)?,
+        };
         let (Some(folder), Some(record)) = (&folder, &record) else {
             let model = Model::load(&source, &LoraConfig::none(), Precision::f32(BaseFormat::F32), &Device::Cpu)?;
             return Ok(Self { encoder, model, adapter: None });
@@ -70,11 +73,43 @@ fn card(folder: &RunFolder, record: &RunRecord) -> Option<Device> {
         return None;
     }
     let free_bytes = detect().training_card()?.memory_free_bytes?;
-    let plan = folder.plan().ok()?;
-    let weights = plan.items.iter().filter(|item| item.family == Family::Weights);
-    let needed_bytes = weights.map(|item| item.bytes).sum::<u64>() + BESIDE_WEIGHTS_BYTES;
-    if free_bytes < needed_bytes {
+    if free_bytes < needed_bytes(&folder.plan().ok()?) {
         return None;
     }
-    step::device(TrainOn::Card).ok()
+    // It may be another card than the run's.
+    step::device(TrainOn::Card).ok().filter(|card| step::check_compute(card, record.resolved.compute).is_ok())
+}
+
+/// What must be free. The copies of weights that a step keeps dequantised are the step's.
+fn needed_bytes(plan: &Plan) -> u64 {
+    let weights = plan.items.iter().filter(|item| item.family == Family::Weights && item.name != "weight_cache");
+    weights.map(|item| item.bytes).sum::<u64>() + BESIDE_WEIGHTS_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_engine::config::{OptimizerKind, Recompute, RunConfig};
+    use hearth_engine::hardware::profile;
+    use hearth_engine::model::Catalogue;
+    use hearth_engine::plan::{assumed_examples, outline};
+
+    use super::*;
+
+    #[test]
+    fn weights_that_a_step_keeps_dequantised_are_none_that_answers_need() {
+        let shape = &Catalogue::bundled().find("llama-3.1-8b").expect("bundled").shape;
+        let hardware = profile("rtx-3060-12gb").expect("bundled").hardware();
+        let plan = |n_layers_cached| {
+            let mut config = RunConfig::new("model".into(), "data.jsonl".into());
+            config.data.length = Some(512);
+            (config.micro_batch, config.accumulation) = (Some(1), Some(1));
+            (config.base, config.recompute) = (Some(BaseFormat::Nf4), Some(Recompute::C1));
+            config.optimizer.kind = Some(OptimizerKind::AdamW8);
+            config.n_layers_cached = Some(n_layers_cached);
+            outline(shape, &assumed_examples(512), &config, &hardware).expect("planned")
+        };
+        let (with, without) = (plan(1), plan(0));
+        assert!(with.planned_bytes > without.planned_bytes);
+        assert_eq!(needed_bytes(&with), needed_bytes(&without));
+    }
 }

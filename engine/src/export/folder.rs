@@ -78,7 +78,7 @@ impl Folder {
         if target.exists() {
             fs::remove_dir(&target).map_err(Error::write(&target))?;
         }
-        fs::rename(writing.path(), &target).map_err(Error::write(&target))?;
+        disk::rename(writing.path(), &target).map_err(Error::write(&target))?;
         // Its content has moved: there is nothing left to remove.
         let _ = writing.keep();
         if let Some(parent) = target.parent() {

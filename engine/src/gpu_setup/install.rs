@@ -4,7 +4,6 @@
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -16,7 +15,7 @@ use super::download::{self, News, Patience, Remote};
 use super::error::Error;
 use super::libraries::{Libraries, Member, Package};
 use super::place::{DOWNLOADS, GpuPackage, GpuPackageState, note_checked, part, sha256_of};
-use crate::format;
+use crate::{disk, format};
 
 /// Where the packages come from.
 #[derive(Clone, Debug)]
@@ -238,22 +237,8 @@ impl Setup<'_> {
             // Damaged, or it would not be fetched.
             fs::remove_dir_all(&folder).map_err(|e| Error::io(&folder, e))?;
         }
-        rename(unpacking, &folder).map_err(|e| Error::io(&folder, e))
+        disk::rename(unpacking, &folder).map_err(|e| Error::io(&folder, e))
     }
-}
-
-/// Renames a folder. On Windows a scanner may hold new files open for a moment.
-fn rename(from: &Path, to: &Path) -> io::Result<()> {
-    const N_ATTEMPTS: u32 = 20;
-    for _ in 1..N_ATTEMPTS {
-        match fs::rename(from, to) {
-            Err(e) if cfg!(windows) && e.kind() == io::ErrorKind::PermissionDenied => {
-                thread::sleep(Duration::from_millis(250));
-            }
-            ended => return ended,
-        }
-    }
-    fs::rename(from, to)
 }
 
 /// Refuses a package from a folder that is not what was published.

@@ -63,8 +63,12 @@ pub fn watch(train_on: TrainOn, uuids: Vec<String>) -> Option<CardWatch> {
 /// A driver that takes longer to say how much is free is not asked further.
 const FREE_LIMIT: Duration = Duration::from_secs(2);
 
-/// Memory free on the card with one of `uuids`, or on the first where none is given.
+/// Memory free on the card with one of `uuids`, or on the one that CUDA will count first where none is given.
 pub fn card_free_bytes(uuids: Vec<String>) -> Option<u64> {
+    let uuids = match uuids.is_empty() {
+        true => first_visible(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref())?,
+        false => uuids,
+    };
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         // Nobody listens any more where the time was over.
@@ -74,10 +78,34 @@ pub fn card_free_bytes(uuids: Vec<String>) -> Option<u64> {
     Some(reading.total_bytes.saturating_sub(reading.used_bytes))
 }
 
+/// The card that CUDA counts first, as [`Hardware::visible_devices`] names it; empty is the driver's first. Who names it otherwise
+/// may mean a card that the driver counts elsewhere, and then nothing is said.
+fn first_visible(named: Option<&str>) -> Option<Vec<String>> {
+    let Some(named) = named else { return Some(Vec::new()) };
+    let first = named.split(',').next().unwrap_or_default().trim();
+    (first.starts_with("GPU-") || first.starts_with("MIG-")).then(|| vec![first.to_string()])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::hardware::profile;
+
+    #[test]
+    fn the_card_looked_at_before_cuda_opens_it_is_the_one_that_it_will_open() {
+        assert_eq!(first_visible(None), Some(vec![]));
+        let mut hardware = profile("rtx-4090-24gb").expect("bundled").hardware();
+        hardware.cards.push(hardware.cards[0].clone());
+        for (card, uuid) in hardware.cards.iter_mut().zip(["GPU-b", "GPU-a"]) {
+            card.uuid = Some(uuid.into());
+        }
+        let named = hardware.visible_devices().expect("both are known");
+        assert_eq!(first_visible(Some(&named)), Some(vec!["GPU-b".to_string()]));
+        assert_eq!(first_visible(Some("MIG-c")), Some(vec!["MIG-c".to_string()]));
+        for unknown in ["1,0", "", "-1"] {
+            assert_eq!(first_visible(Some(unknown)), None, "{unknown:?}");
+        }
+    }
 
     #[test]
     fn a_described_computer_takes_the_place_of_this_one() {

@@ -1,6 +1,5 @@
 //! What the card does while a run trains on it: a thread reads it about once a second, and the newest reading costs a lock.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -96,9 +95,17 @@ pub struct CardWatch {
 
 #[derive(Debug, Default)]
 struct Shared {
-    newest: Mutex<Option<(Instant, CardSample)>>,
-    /// What this process holds of the card; 0 while unknown.
-    own_bytes: AtomicU64,
+    newest: Mutex<Option<Newest>>,
+    /// What this process holds of the card and since when, where it is known.
+    own: Mutex<Option<(u64, Instant)>>,
+}
+
+#[derive(Debug)]
+struct Newest {
+    /// Before the driver was asked, and after it had answered.
+    asked: Instant,
+    told: Instant,
+    sample: CardSample,
 }
 
 impl CardWatch {
@@ -109,8 +116,10 @@ impl CardWatch {
         let written = Arc::clone(&shared);
         std::thread::spawn(move || {
             loop {
+                let asked = Instant::now();
                 if let Some(sample) = source() {
-                    *written.newest.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), sample));
+                    let newest = Newest { asked, told: Instant::now(), sample };
+                    *written.newest.lock().unwrap_or_else(PoisonError::into_inner) = Some(newest);
                 }
                 match ended.recv_timeout(every) {
                     Err(mpsc::RecvTimeoutError::Timeout) => {}
@@ -124,19 +133,24 @@ impl CardWatch {
     /// The newest reading; `None` before the first and where the driver stopped answering. Cheap: nobody is asked.
     pub fn newest(&self) -> Option<CardReading> {
         let newest = self.shared.newest.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, sample) = newest.as_ref().filter(|(time, _)| time.elapsed() < self.stale_after)?;
+        let Newest { asked, sample, .. } = newest.as_ref().filter(|newest| newest.told.elapsed() < self.stale_after)?;
         let mut reading = sample.reading.clone();
-        let own_bytes = self.shared.own_bytes.load(Ordering::Relaxed);
-        if own_bytes > 0 {
-            // Drivers on Windows and in containers do not say which program holds what; this process knows its own share.
-            reading.others_bytes = Some(reading.used_bytes.saturating_sub(sample.driver_bytes + own_bytes));
+        let own = *self.shared.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((own_bytes, since)) = own {
+            // Drivers on Windows and in containers do not say which program holds what; this process knows its own share. Of what
+            // the card held before that changed it says nothing.
+            let others_bytes = reading.used_bytes.saturating_sub(sample.driver_bytes + own_bytes);
+            reading.others_bytes = (*asked > since).then_some(others_bytes);
         }
         Some(reading)
     }
 
-    /// Says what this process holds of the card, from which follows what others hold.
+    /// Says what this process holds of the card, from which follows what others hold; 0 is nothing known.
     pub fn set_own_bytes(&self, own_bytes: u64) {
-        self.shared.own_bytes.store(own_bytes, Ordering::Relaxed);
+        let mut own = self.shared.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if own_bytes > 0 && own.is_none_or(|(before, _)| before != own_bytes) {
+            *own = Some((own_bytes, Instant::now()));
+        }
     }
 }
 
@@ -202,9 +216,27 @@ mod tests {
         wait(|| watch.newest().is_some());
         assert_eq!(watch.newest().and_then(|reading| reading.others_bytes), Some(55));
         watch.set_own_bytes(400);
-        assert_eq!(watch.newest().and_then(|reading| reading.others_bytes), Some(200));
+        wait(|| watch.newest().and_then(|reading| reading.others_bytes) == Some(200));
         watch.set_own_bytes(900);
-        assert_eq!(watch.newest().and_then(|reading| reading.others_bytes), Some(0));
+        wait(|| watch.newest().and_then(|reading| reading.others_bytes) == Some(0));
+    }
+
+    #[test]
+    fn a_reading_from_before_our_share_changed_says_nothing_of_others() {
+        let (sender, series) = mpsc::channel::<u64>();
+        let watch = CardWatch::start(move || series.recv().ok().map(sample), 100 * TICK);
+        let others = || watch.newest().and_then(|reading| reading.others_bytes);
+        watch.set_own_bytes(400);
+        sender.send(700).expect("the thread listens");
+        sender.send(700).expect("the thread listens");
+        wait(|| others() == Some(200));
+        // The buffers were given back, and the driver was not asked since: no program has given anything back.
+        watch.set_own_bytes(50);
+        assert_eq!(others(), None);
+        watch.set_own_bytes(50);
+        sender.send(350).expect("the thread listens");
+        sender.send(350).expect("the thread listens");
+        wait(|| others() == Some(200));
     }
 
     #[test]

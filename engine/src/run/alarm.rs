@@ -25,7 +25,10 @@ impl Alarm {
         self.others_bytes = self.others_bytes.or(reading.others_bytes);
         let filling = self.others_bytes.and_then(|before| filling(reading, before, returning_bytes));
         let news = filling.clone().filter(|_| !self.has_warned);
-        self.has_warned = filling.is_some();
+        // What is not known for a moment is no change.
+        if reading.others_bytes.is_some() {
+            self.has_warned = filling.is_some();
+        }
         let spilled = self.spill.step(ms_per_token, reading.used_bytes as f64 / reading.total_bytes.max(1) as f64);
         news.map(|words| ("run.card_filling", words))
             .into_iter()
@@ -126,6 +129,9 @@ mod tests {
         let warnings = alarm.after_step(&reading(GIB / 2, 5 * GIB / 2), GIB, 1.0);
         assert!(warnings[0].1.contains("1.5 GiB") && warnings[0].1.contains("512 MiB"), "{warnings:?}");
         assert_eq!(codes(warnings), ["run.card_filling"]);
+        assert!(alarm.after_step(&reading(GIB / 2, 5 * GIB / 2), GIB, 1.0).is_empty());
+        // Not known for a moment, and still there.
+        assert!(alarm.after_step(&CardReading { others_bytes: None, ..reading(GIB / 2, 0) }, GIB, 1.0).is_empty());
         assert!(alarm.after_step(&reading(GIB / 2, 5 * GIB / 2), GIB, 1.0).is_empty());
         // Closed and come again: said again.
         assert!(alarm.after_step(&reading(2 * GIB, GIB), GIB, 1.0).is_empty());

@@ -48,6 +48,9 @@ pub struct State {
     pub n_not_improved: usize,
     /// Set where no further step follows.
     pub ended: Option<FinishReason>,
+    /// The evaluation after `step` is due and was not done, or not to its end. Written only where it is so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub owes_evaluation: bool,
     /// How the step is computed since memory ran out; as the settings say where it never did.
     #[serde(default)]
     pub rung: Option<Rung>,
@@ -78,6 +81,7 @@ impl State {
             best: None,
             n_not_improved: 0,
             ended: None,
+            owes_evaluation: false,
             rung: None,
             loss_scale: None,
         }
@@ -89,6 +93,13 @@ struct StateFile {
     #[serde(flatten)]
     state: serde_json::Value,
     files: Vec<FileMark>,
+}
+
+impl StateFile {
+    fn content(state: &State, files: Vec<FileMark>) -> io::Result<Vec<u8>> {
+        let state = serde_json::to_value(state)?;
+        Ok(serde_json::to_vec_pretty(&StateFile { state, files })?)
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -177,9 +188,7 @@ impl Checkpoints {
             files.push(mark(&path, name).map_err(at(&path))?);
         }
         let path = writing.join(STATE);
-        let content = serde_json::to_value(state)
-            .and_then(|state| serde_json::to_vec_pretty(&StateFile { state, files }))
-            .map_err(|e| Error::io(&path, e.into()))?;
+        let content = StateFile::content(state, files).map_err(at(&path))?;
         faults::reached().map_err(at(&path))?;
         fs::write(&path, &content).map_err(at(&path))?;
         faults::reached().map_err(at(&path))?;
@@ -195,11 +204,22 @@ impl Checkpoints {
             // Only a damaged one can be in the way: a step is not reached twice from a complete one.
             remove_folder(&place)?;
             faults::reached()?;
-            fs::rename(writing, &place)?;
+            disk::rename(writing, &place)?;
             faults::reached()?;
             disk::sync_folder(&self.folder)
         };
         go().map_err(|e| Error::io(&place, e))
+    }
+
+    /// Replaces the state of the complete checkpoint of its step, whose tensors are those of now. Returns the checkpoint's size in
+    /// bytes. At every moment the old state or the new one is there.
+    pub(crate) fn amend(&self, state: &State) -> Result<u64, Error> {
+        let (_, files) = self.read_state(state.step)?;
+        let folder = self.path(state.step);
+        let path = folder.join(STATE);
+        let written = StateFile::content(state, files).and_then(|content| disk::write(&path, &content));
+        written.map_err(|e| Error::io(&path, e))?;
+        folder_bytes(&folder).map_err(|e| Error::io(&folder, e))
     }
 
     /// State of the checkpoint of `step`, after checking that every file is what was written.
@@ -262,17 +282,16 @@ impl Checkpoints {
         (None, faults)
     }
 
-    /// Removes all but the newest `keep` (at least one) and the best.
-    pub(crate) fn prune(&self, keep: usize, best: Option<usize>) -> Result<(), Error> {
-        let steps = self.steps();
-        let n_old = steps.len().saturating_sub(keep.max(1));
-        for &step in &steps[..n_old] {
-            if Some(step) != best {
-                let path = self.path(step);
-                remove_folder(&path).map_err(|e| Error::io(&path, e))?;
-            }
-        }
-        Ok(())
+    /// Removes all but the best and the newest `keep` (at least one), of which `newest` was just written: what has a higher number is
+    /// damaged, or the run would have gone on from there. Tries every one of them and returns the first fault.
+    pub(crate) fn prune(&self, keep: usize, newest: usize, best: Option<usize>) -> Result<(), Error> {
+        let (whole, damaged): (Vec<usize>, Vec<usize>) = self.steps().into_iter().partition(|&step| step <= newest);
+        let n_old = whole.len().saturating_sub(keep.max(1));
+        let old = whole[..n_old].iter().filter(|&&step| Some(step) != best);
+        old.chain(&damaged).fold(Ok(()), |result, &step| {
+            let path = self.path(step);
+            result.and(remove_folder(&path).map_err(|e| Error::io(&path, e)))
+        })
     }
 
     /// Sets `bytes` of disk aside, so that a checkpoint can be written even when something else fills the disk.
@@ -361,6 +380,7 @@ mod tests {
             best: Some(Best { step: 2, loss: 0.1 + 0.2 }),
             n_not_improved: 1,
             ended: Some(FinishReason::EarlyStopped),
+            owes_evaluation: false,
             rung: Some(Rung {
                 micro_batch: 1,
                 accumulation: 8,
@@ -379,6 +399,42 @@ mod tests {
         let optimizer = checkpoints.optimizer(3, &Device::Cpu).unwrap();
         assert_eq!(optimizer["v"].to_vec1::<f32>().unwrap(), [3.0; 3]);
         assert_eq!(bytes, folder_bytes(&checkpoints.path(3)).unwrap());
+    }
+
+    #[test]
+    fn an_evaluation_that_is_owed_is_written_and_one_that_was_done_leaves_no_trace() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(folder.path());
+        save(&checkpoints, 4).unwrap();
+        let content = || fs::read_to_string(checkpoints.path(4).join(STATE)).unwrap();
+        let before = content();
+        assert!(!before.contains("owes_evaluation"), "{before}");
+        let owing = State { step: 4, owes_evaluation: true, ..State::new(5) };
+        let bytes = checkpoints.amend(&owing).unwrap();
+        assert_eq!(checkpoints.verify(4).unwrap(), owing);
+        assert_eq!(bytes, folder_bytes(&checkpoints.path(4)).unwrap());
+        checkpoints.amend(&State { owes_evaluation: false, ..owing }).unwrap();
+        assert_eq!(content(), before);
+    }
+
+    #[test]
+    fn a_crash_while_a_state_is_replaced_leaves_a_complete_checkpoint() {
+        for point in 0.. {
+            let folder = tempfile::tempdir().unwrap();
+            let checkpoints = Checkpoints::new(folder.path());
+            save(&checkpoints, 1).unwrap();
+            let before = checkpoints.verify(1).unwrap();
+            let owing = State { owes_evaluation: true, ..before.clone() };
+            arm(point, Fault::Crash);
+            let crashed = catch_unwind(AssertUnwindSafe(|| checkpoints.amend(&owing))).is_err();
+            disarm();
+            let state = checkpoints.verify(1).unwrap();
+            assert!(state == before || state == owing, "{state:?}");
+            if !crashed {
+                assert!(state == owing && point >= 3, "only {point} points were tried");
+                break;
+            }
+        }
     }
 
     #[test]
@@ -410,7 +466,7 @@ mod tests {
             // What the crash left does not disturb the next checkpoint.
             save(&checkpoints, 3).unwrap();
             assert_eq!(newest(&checkpoints), (3, 3.0));
-            checkpoints.prune(1, None).unwrap();
+            checkpoints.prune(1, 3, None).unwrap();
             assert_eq!(fs::read_dir(folder.path().join("checkpoints")).unwrap().count(), 1);
             if !crashed {
                 assert!(point >= 8, "only {point} points were tried");
@@ -470,10 +526,40 @@ mod tests {
         for step in [2, 4, 10, 12] {
             save(&checkpoints, step).unwrap();
         }
-        checkpoints.prune(2, Some(4)).unwrap();
+        checkpoints.prune(2, 12, Some(4)).unwrap();
         assert_eq!(checkpoints.steps(), [4, 10, 12]);
-        checkpoints.prune(0, Some(4)).unwrap();
+        checkpoints.prune(0, 12, Some(4)).unwrap();
         assert_eq!(checkpoints.steps(), [4, 12]);
+    }
+
+    #[test]
+    fn a_damaged_newer_one_does_not_count_and_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(folder.path());
+        for step in [10, 20] {
+            save(&checkpoints, step).unwrap();
+        }
+        fs::remove_file(checkpoints.path(20).join(STATE)).unwrap();
+        // Taken up from 10, which is the best, and saved again.
+        save(&checkpoints, 12).unwrap();
+        checkpoints.prune(1, 12, Some(10)).unwrap();
+        assert_eq!(checkpoints.steps(), [10, 12]);
+        assert_eq!(newest(&checkpoints), (12, 12.0));
+    }
+
+    #[test]
+    fn one_that_cannot_be_removed_is_named_and_the_others_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(folder.path());
+        for step in [2, 4, 6] {
+            save(&checkpoints, step).unwrap();
+        }
+        // A file under a checkpoint's name is none, and no folder to remove.
+        fs::remove_dir_all(checkpoints.path(2)).unwrap();
+        fs::write(checkpoints.path(2), b"").unwrap();
+        let error = checkpoints.prune(1, 6, None).unwrap_err();
+        assert!(error.to_string().starts_with(&checkpoints.path(2).display().to_string()), "{error}");
+        assert_eq!(checkpoints.steps(), [2, 6]);
     }
 
     #[test]

@@ -10,23 +10,32 @@ pub(crate) struct Cursor<'a> {
     settings: &'a Settings,
     epoch: usize,
     position: usize,
-    /// Sample indices of each micro-batch of `epoch`.
+    /// Sample indices of each micro-batch of `epoch`, and its tokens.
     plan: Vec<Vec<usize>>,
+    n_tokens: Vec<usize>,
 }
 
 impl<'a> Cursor<'a> {
     pub(crate) fn at(samples: &'a [Sample], settings: &'a Settings, epoch: usize, position: usize) -> Self {
-        let plan = data::micro_batches(samples, settings, epoch);
-        Self { samples, settings, epoch, position: position.min(plan.len()), plan }
+        let mut cursor = Self { samples, settings, epoch, position, plan: Vec::new(), n_tokens: Vec::new() };
+        cursor.begin(epoch);
+        cursor.position = position.min(cursor.plan.len());
+        cursor
+    }
+
+    fn begin(&mut self, epoch: usize) {
+        self.epoch = epoch;
+        self.position = 0;
+        self.plan = data::micro_batches(self.samples, self.settings, epoch);
+        let tokens = |indices: &Vec<usize>| indices.iter().map(|&i| self.samples[i].input_ids.len()).sum::<usize>();
+        self.n_tokens = self.plan.iter().map(tokens).collect();
     }
 
     /// Sample indices of the micro-batches of the next step: `accumulation` of them, fewer where the pass ends. A step
     /// never mixes two passes, so `epochs = 1` shows every example exactly once.
     pub(crate) fn next_step(&mut self) -> Vec<Vec<usize>> {
         if self.position == self.plan.len() {
-            self.epoch += 1;
-            self.position = 0;
-            self.plan = data::micro_batches(self.samples, self.settings, self.epoch);
+            self.begin(self.epoch + 1);
         }
         let end = (self.position + self.settings.accumulation).min(self.plan.len());
         let step = self.plan[self.position..end].to_vec();
@@ -51,14 +60,10 @@ impl<'a> Cursor<'a> {
 
     /// Tokens of the next `n_steps` steps: exact in this pass, by the mean for the passes after it.
     pub(crate) fn tokens_ahead(&self, n_steps: usize) -> f64 {
-        let tokens = |indices: &[usize]| -> usize { indices.iter().map(|&i| self.samples[i].input_ids.len()).sum() };
-        let here: Vec<usize> = self.plan[self.position..]
-            .chunks(self.settings.accumulation)
-            .map(|step| step.iter().map(|m| tokens(m)).sum())
-            .collect();
-        let n_here = here.len().min(n_steps);
-        let in_this_pass: usize = here[..n_here].iter().sum();
-        let per_pass: usize = self.plan.iter().map(|m| tokens(m)).sum();
+        let here = &self.n_tokens[self.position..];
+        let n_here = here.len().div_ceil(self.settings.accumulation).min(n_steps);
+        let in_this_pass: usize = here.iter().take(n_here * self.settings.accumulation).sum();
+        let per_pass: usize = self.n_tokens.iter().sum();
         let steps_per_pass = self.plan.len().div_ceil(self.settings.accumulation).max(1);
         in_this_pass as f64 + (n_steps - n_here) as f64 * per_pass as f64 / steps_per_pass as f64
     }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -30,8 +30,13 @@ pub fn detach(folder: &RunFolder, runs_dir: &Path) -> Result<u32, Error> {
     let mut command = Command::new(&program);
     // Not the caller's folder, which the child would otherwise keep from being unmounted or removed.
     command.current_dir(folder.path()).arg("--runs").arg(runs_dir).arg("resume").arg("--").arg(folder.id());
-    let mut child = spawn_detached(command, log).map_err(|e| Error::io(&program, e))?;
-    let deadline = Instant::now() + START;
+    let child = spawn_detached(command, log).map_err(|e| Error::io(&program, e))?;
+    taken_up(folder, child, START, log_start)
+}
+
+/// Waits until `child` has the run. One that does not get so far within `limit` is ended.
+fn taken_up(folder: &RunFolder, mut child: Child, limit: Duration, log_start: usize) -> Result<u32, Error> {
+    let deadline = Instant::now() + limit;
     loop {
         if folder.pid() == Some(child.id()) {
             return Ok(child.id());
@@ -42,10 +47,35 @@ pub fn detach(folder: &RunFolder, runs_dir: &Path) -> Result<u32, Error> {
             Some(status) if status.success() => return Ok(child.id()),
             None if Instant::now() < deadline => sleep(Duration::from_millis(20)),
             _ => {
-                let log = fs::read(&log_path).unwrap_or_default();
+                if ended.is_none() {
+                    // It would take the run up all the same, after its person was told that it did not.
+                    let _ = child.kill();
+                    let _ = child.wait();
+                }
+                let log = fs::read(folder.engine_log()).unwrap_or_default();
                 let tail = String::from_utf8_lossy(&log[log_start.min(log.len())..]).into_owned();
                 return Err(Error::DidNotStart { id: folder.id().into(), tail });
             }
         }
+    }
+}
+
+#[cfg(unix)]
+#[cfg(test)]
+mod tests {
+    use super::super::process::is_alive;
+    use super::*;
+
+    #[test]
+    fn a_child_that_does_not_take_the_run_up_in_time_is_ended() {
+        let runs = tempfile::tempdir().unwrap();
+        fs::create_dir(runs.path().join("r")).unwrap();
+        fs::write(runs.path().join("r").join("run.toml"), "").unwrap();
+        let folder = RunFolder::find(runs.path(), "r").unwrap();
+        let child = Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = child.id();
+        let error = taken_up(&folder, child, Duration::from_millis(50), 0).unwrap_err();
+        assert!(matches!(error, Error::DidNotStart { .. }), "{error:?}");
+        assert!(!is_alive(pid));
     }
 }

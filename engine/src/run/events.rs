@@ -98,6 +98,8 @@ impl<'a> Events<'a> {
 pub(crate) struct EventLog {
     path: PathBuf,
     file: File,
+    /// What a full disk did not take. It comes before the next line: one that was begun is ended, and none is lost.
+    unwritten: Vec<u8>,
 }
 
 impl EventLog {
@@ -117,22 +119,33 @@ impl EventLog {
             Ok(file)
         };
         let file = open().map_err(|e| Error::io(&path, e))?;
-        Ok(Self { path, file })
+        Ok(Self { path, file, unwritten: Vec::new() })
     }
 
     pub(crate) fn append(&mut self, line: &EventLine) -> Result<(), Error> {
-        let write = |file: &mut File| -> io::Result<()> {
-            let mut bytes = serde_json::to_vec(line)?;
-            bytes.push(b'\n');
-            faults::reached()?;
-            // One write, so that two processes appending (a run and an export) never mix their lines.
-            file.write_all(&bytes)
-        };
-        write(&mut self.file).map_err(|e| Error::io(&self.path, e))
+        let bytes = serde_json::to_vec(line).map_err(|e| Error::io(&self.path, e.into()))?;
+        self.unwritten.extend(bytes);
+        self.unwritten.push(b'\n');
+        self.write().map_err(|e| Error::io(&self.path, e))
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        faults::reached()?;
+        while !self.unwritten.is_empty() {
+            // A line at once, so that two processes appending (a run and an export) never mix theirs.
+            match self.file.write(&self.unwritten) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => drop(self.unwritten.drain(..n)),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn sync(&mut self) -> Result<(), Error> {
-        self.file.sync_data().map_err(|e| Error::io(&self.path, e))
+        let rest = if self.unwritten.is_empty() { Ok(()) } else { self.write() };
+        rest.and_then(|()| self.file.sync_data()).map_err(|e| Error::io(&self.path, e))
     }
 }
 
@@ -204,8 +217,19 @@ impl History {
     /// Takes further lines.
     pub fn extend(&mut self, lines: impl IntoIterator<Item = EventLine>) {
         for line in lines {
-            if let TrainEvent::Started { step, resumed: true, .. } = line.event {
-                self.lines.retain(|l| step_of(&l.event).is_none_or(|s| s <= step));
+            match line.event {
+                TrainEvent::Started { step, resumed: true, .. } => {
+                    self.lines.retain(|l| step_of(&l.event).is_none_or(|s| s <= step));
+                }
+                // What one left that was ended in its middle: its step was safe, so it alone is done again.
+                TrainEvent::Evaluation { .. } => {
+                    let step = self.lines.iter().rposition(|l| matches!(l.event, TrainEvent::Step { .. }));
+                    let since = self.lines.split_off(step.unwrap_or(0));
+                    let is_of_it =
+                        |e: &TrainEvent| matches!(e, TrainEvent::Evaluation { .. } | TrainEvent::Sample { .. });
+                    self.lines.extend(since.into_iter().filter(|l| !is_of_it(&l.event)));
+                }
+                _ => {}
             }
             self.lines.push(line);
         }
@@ -242,6 +266,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::disk::faults::{Fault, arm, disarm};
     use crate::event::MemoryReading;
 
     fn started(step: usize) -> EventLine {
@@ -289,6 +314,24 @@ mod tests {
     }
 
     #[test]
+    fn a_line_that_found_the_disk_full_comes_whole_before_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = EventLog::open(folder.path()).unwrap();
+        arm(0, Fault::DiskFullOnce);
+        log.append(&step(1, 3.0)).unwrap_err();
+        disarm();
+        log.append(&step(2, 2.5)).unwrap();
+        // The disk took the beginning of it.
+        let mut line = serde_json::to_vec(&step(3, 2.0)).unwrap();
+        line.push(b'\n');
+        log.file.write_all(&line[..20]).unwrap();
+        log.unwritten = line.split_off(20);
+        log.sync().unwrap();
+        log.append(&step(4, 1.5)).unwrap();
+        assert_eq!(read(folder.path()).unwrap(), [step(1, 3.0), step(2, 2.5), step(3, 2.0), step(4, 1.5)]);
+    }
+
+    #[test]
     fn a_follower_waits_for_the_end_of_a_line() {
         let folder = tempfile::tempdir().unwrap();
         let mut follower = Follower::new(folder.path());
@@ -321,6 +364,22 @@ mod tests {
     }
 
     #[test]
+    fn an_evaluation_that_was_ended_in_its_middle_and_done_again_stands_once() {
+        let line = |event| EventLine { time_ms: 0, event };
+        let evaluation = |step, loss| line(TrainEvent::Evaluation { step, loss, best: true, n_supervised_tokens: 3 });
+        let sample = |step, index| {
+            let (prompt, answer, wanted) = ("p".into(), "a".into(), "w".into());
+            line(TrainEvent::Sample { step, index, prompt, answer, wanted })
+        };
+        let first = [started(0), step(1, 3.0), evaluation(1, 2.0), sample(1, 0), step(2, 2.5)];
+        let cut = [evaluation(2, 1.0), sample(2, 0), started(2)];
+        let again = [evaluation(2, 1.0), sample(2, 0), sample(2, 1)];
+        let history = History::replay(first.iter().chain(&cut).chain(&again).cloned());
+        let stands: Vec<EventLine> = first.into_iter().chain([started(2)]).chain(again).collect();
+        assert_eq!(history.lines(), stands);
+    }
+
+    #[test]
     fn a_run_killed_before_its_first_checkpoint_starts_its_history_anew() {
         let again = TrainEvent::Started { run_id: "r".into(), pid: 2, step: 0, n_steps: 9, resumed: true };
         let again = EventLine { time_ms: 0, event: again };
@@ -335,7 +394,7 @@ mod tests {
         std::os::unix::fs::symlink("/dev/full", folder.path().join(FILE)).unwrap();
         let path = folder.path().join(FILE);
         let file = OpenOptions::new().append(true).open(&path).unwrap();
-        let mut log = EventLog { path, file };
+        let mut log = EventLog { path, file, unwritten: Vec::new() };
         let error = log.append(&step(1, 1.0)).unwrap_err();
         assert!(matches!(error, Error::DiskFull { .. }), "{error:?}");
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::control::Control;
 use super::error::Error;
 use crate::disk;
 
@@ -24,7 +25,7 @@ struct Holder {
 }
 
 impl RunLock {
-    /// Takes the run `id` in `folder` for this process.
+    /// Takes the run `id` in `folder` for this process, and forgets what was asked of an earlier one.
     pub(crate) fn take(folder: &Path, id: &str) -> Result<RunLock, Error> {
         let path = folder.join("lock");
         let file = open(&path).map_err(|e| Error::io(&path, e))?;
@@ -37,6 +38,8 @@ impl RunLock {
                 Err(TryLockError::Error(e)) => return Err(Error::io(&path, e)),
             }
         }
+        // Before the holder is named: whoever knows it may ask for a stop, and that must not be forgotten.
+        Control::new(folder).clear()?;
         let holder = folder.join("holder.json");
         let content = serde_json::to_vec(&Holder { pid: std::process::id() }).unwrap_or_default();
         disk::write(&holder, &content).map_err(|e| Error::io(&holder, e))?;
@@ -93,5 +96,17 @@ mod tests {
         assert!(!is_held(folder.path()));
         assert_eq!(holder(folder.path()), None);
         RunLock::take(folder.path(), "r").unwrap();
+    }
+
+    #[test]
+    fn what_was_asked_of_an_earlier_process_is_forgotten_before_the_next_one_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let control = Control::new(folder.path());
+        control.ask_stop().unwrap();
+        control.ask_pause().unwrap();
+        // The name cannot be written, so all that is done was done before.
+        fs::create_dir(folder.path().join("holder.json")).unwrap();
+        RunLock::take(folder.path(), "r").unwrap_err();
+        assert!(!control.stop_asked() && !control.pause_asked());
     }
 }

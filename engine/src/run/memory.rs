@@ -31,6 +31,12 @@ impl MemoryMeter {
         Self { device: device.clone(), start_bytes, share, peak_bytes: 0, planned_bytes }
     }
 
+    /// A meter of all that this process holds, which is never nothing.
+    #[cfg(test)]
+    pub(crate) fn of_all() -> Self {
+        Self { device: Device::Cpu, start_bytes: 0, share: None, peak_bytes: 0, planned_bytes: 0 }
+    }
+
     /// What the plan foresees, once the buffers say it to the byte.
     pub fn set_planned(&mut self, planned_bytes: u64) {
         self.planned_bytes = planned_bytes;

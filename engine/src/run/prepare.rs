@@ -83,21 +83,17 @@ impl Samples {
     }
 
     fn divide(
-        mut prepared: data::Prepared,
+        prepared: data::Prepared,
         opened: &Opened,
         config: &RunConfig,
         settings: &Settings,
     ) -> Result<Self, Error> {
-        // A sample whose learned tokens were all cut away would add nothing but time.
-        let retain = |samples: &mut Vec<Sample>| samples.retain(|s| s.learned.iter().skip(1).any(|&l| l));
-        retain(&mut prepared.samples);
         prepared.check()?;
         let mut problems = prepared.problems;
         let (mut n_truncated, mut n_dropped_long) = (prepared.n_truncated, prepared.n_dropped_long);
         let (train, held_out) = match &opened.held_out {
             Some(dataset) => {
-                let mut held_out = data::prepare(dataset, &opened.encoder, settings.length, settings.over_length);
-                retain(&mut held_out.samples);
+                let held_out = data::prepare(dataset, &opened.encoder, settings.length, settings.over_length);
                 held_out.check()?;
                 problems.extend(held_out.problems);
                 n_truncated += held_out.n_truncated;

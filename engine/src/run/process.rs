@@ -1,4 +1,4 @@
-//! Processes beside this one: a child that outlives its parent, and whether a process is there.
+//! Processes beside this one: a child that outlives its parent, what it has of it, and whether a process is there.
 
 use std::fs::File;
 use std::io;
@@ -27,6 +27,24 @@ fn own_session(command: &mut Command) {
     const DETACHED_PROCESS: u32 = 0x0000_0008;
     const CREATE_NEW_PROCESS_GROUP: u32 = 0x0000_0200;
     command.creation_flags(DETACHED_PROCESS | CREATE_NEW_PROCESS_GROUP);
+}
+
+/// Leaves a child only the streams that it is given. Asked before a process does anything else.
+#[cfg(unix)]
+pub fn keep_streams() {
+    // Files are closed on exec, and these three are replaced.
+}
+
+/// Leaves a child only the streams that it is given. Windows hands on every handle that may be inherited, and a pipe that this process
+/// writes to may be: a child that outlives it would hold it open, and whoever reads it would wait for the child's end.
+#[cfg(windows)]
+pub fn keep_streams() {
+    use windows_sys::Win32::Foundation::{HANDLE_FLAG_INHERIT, SetHandleInformation};
+    use windows_sys::Win32::System::Console::{GetStdHandle, STD_ERROR_HANDLE, STD_INPUT_HANDLE, STD_OUTPUT_HANDLE};
+    for stream in [STD_INPUT_HANDLE, STD_OUTPUT_HANDLE, STD_ERROR_HANDLE] {
+        // SAFETY: only a flag of the handle changes, and where there is no such stream nothing does.
+        unsafe { SetHandleInformation(GetStdHandle(stream), HANDLE_FLAG_INHERIT, 0) };
+    }
 }
 
 /// True while a process with this id exists (it may be another one than the one that once had it).

@@ -38,8 +38,6 @@ const N_ROUNDS_ON_CARD: usize = 16;
 const TIME_OFF: f64 = 0.15;
 const MEMORY_OFF: f64 = 0.02;
 const MEMORY_OFF_BYTES: u64 = 64 << 20;
-/// Buffers that are filled less than this say too little of what lies beside them, on the processor, where only touched pages count.
-const FILLED: f64 = 0.5;
 
 /// Time and memory of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, TS)]
@@ -113,8 +111,8 @@ impl Rehearsal {
 /// What a rehearsal needs to know beside the run itself.
 pub(crate) struct Scene<'a, L> {
     pub(crate) plan: &'a Plan,
-    /// Bytes of the buffers that a batch fills.
-    pub(crate) filled_bytes: &'a dyn Fn(&Batch) -> u64,
+    /// Bytes of all buffers.
+    pub(crate) buffer_bytes: u64,
     /// Merges one weight; returns which share of all linear layers it is.
     pub(crate) merge: &'a mut dyn FnMut(&L) -> Result<f64, String>,
 }
@@ -293,11 +291,10 @@ impl<L: Learner> Training<'_, '_, L> {
             other => _ = other?,
         }
         found.optimizer_s = update.elapsed().as_secs_f64();
-        // Adapter, gradients and moments are touched now, and the buffers as far as the longest batch fills them.
-        let used_bytes = self.memory.read().used_bytes;
-        let is_filled = |n_tokens: usize| n_tokens as f64 >= FILLED * self.settings.max_tokens() as f64;
-        if !self.is_on_card() && used_bytes > 0 && found.longest_tokens.is_some_and(is_filled) {
-            found.overhead_bytes = Some(used_bytes.saturating_sub((scene.filled_bytes)(&longest)));
+        // The buffers are there whole, since they were written when they were made; what threads take beside them grows with the batch.
+        let used_bytes = self.read_memory().used_bytes;
+        if !self.is_on_card() && used_bytes > 0 && found.longest_tokens.is_some() {
+            found.overhead_bytes = Some(used_bytes.saturating_sub(scene.buffer_bytes));
         }
         Ok(())
     }
@@ -354,7 +351,7 @@ impl<L: Learner> Training<'_, '_, L> {
         // so this is a lower bound.
         let had_all = found.longest_tokens.is_some() && (found.answers_s.is_some() || self.settings.n_samples == 0);
         if self.is_on_card() && had_all {
-            let used_bytes = self.memory.read().used_bytes;
+            let used_bytes = self.read_memory().used_bytes;
             // Where buffers were planned too large, the process itself still takes what it takes, whatever the next ones are.
             let least_bytes = self.memory.beside_pool_bytes().unwrap_or(0);
             let overhead_bytes = used_bytes.saturating_sub(self.learner.planned_bytes(&self.fitting)).max(least_bytes);
@@ -570,7 +567,7 @@ pub fn remember_outcome(folder: &RunFolder) -> Result<(), Error> {
         basis: plan.time.basis,
         n_steps: steps.len(),
         predicted_s: of(plan.time.tokens_per_s),
-        rehearsed_s: folder.rehearsal()?.map(|rehearsal| of(rehearsal.measured.tokens_per_s)),
+        rehearsed_s: folder.rehearsal().ok().flatten().map(|rehearsal| of(rehearsal.measured.tokens_per_s)),
         measured_s,
         predicted_bytes: plan.planned_bytes,
         measured_bytes: peak_bytes,

@@ -20,13 +20,12 @@ use super::rehearsal::{self, Rehearsal, Scene};
 use super::store::{RunFolder, RunRecord};
 use super::training::{Outcome, Training};
 use crate::config::{FORMAT_VERSION, GovernorConfig, RunConfig, Settings};
-use crate::data::Batch;
 use crate::error::Explain;
 use crate::event::{FinishReason, TrainEvent};
 use crate::export;
 use crate::format;
 use crate::hardware::{self, Hardware};
-use crate::model::{Adapter, Model, ModelShape, ModelSource};
+use crate::model::{Adapter, Model, ModelSource};
 use crate::ops::memory::{self, Held, Site};
 use crate::plan::Family;
 use crate::plan::layout::layout;
@@ -109,7 +108,6 @@ pub fn resume(folder: &RunFolder, watcher: &mut dyn FnMut(Notice<'_>)) -> Result
     {
         return Ok(Resumed::AlreadyFinished { step: *step, best_step: best.map(|b| b.step) });
     }
-    Control::new(folder.path()).clear()?;
     let mut events = Events::new(watcher);
     events.notice(Notice::Created(folder));
     let outcome = failing_loudly(&mut events, |events| {
@@ -236,12 +234,28 @@ fn run(
 
     let reserve_bytes = plan.disk.checkpoint_bytes;
     // A disk that ran nearly full since the last time may still take the checkpoints themselves.
-    let has_reserve = checkpoints.reserve(reserve_bytes).is_ok();
+    let reserved = checkpoints.reserve(reserve_bytes);
+    let has_reserve = reserved.is_ok();
+    if let Err(error) = reserved {
+        let message = format!(
+            "No space could be set aside for a checkpoint: {error}. It is tried again with each one; until then a disk that fills up \
+             costs the steps since the last."
+        );
+        events.warn("run.no_reserve", message)?;
+    }
     let prompts = Prompts::choose(&opened, &samples.held_out, settings.n_samples, settings.length)?;
-    let rehearsed = folder.rehearsal()?;
+    // No run is refused for what it can do without: it is rehearsed again where it has not begun.
+    let rehearsed = match folder.rehearsal() {
+        Ok(rehearsed) => rehearsed,
+        Err(error) => {
+            events.warn("rehearsal.unreadable", format!("What was rehearsed is not known any more: {error}."))?;
+            None
+        }
+    };
     // Once, of the run as it was planned.
     let is_due = settings.rehearsal && rehearsed.is_none() && state.step == 0 && state.rung.is_none();
-    let governor_config = folder.governor()?;
+    // What is wrong with newer ones the governor says at its first look.
+    let governor_config = folder.governor().unwrap_or_else(|_| settings.governor.clone());
     if card.is_none() && governor_config.needs_a_card() {
         events.warn(
             "governor.blind",
@@ -254,7 +268,7 @@ fn run(
     let readings = move || watch.as_ref().and_then(|card| card.newest());
     let governor_file = folder.path().join(governor::FILE);
     let governor = Governor::new(governor_config, Governor::clock(readings)).listening(governor_file);
-    let shape = trainer.model().shape.clone();
+    let buffer_bytes = layout(&trainer.model().shape, settings).buffer_bytes();
     let mut training = Training {
         settings,
         train: &samples.train,
@@ -280,7 +294,7 @@ fn run(
     let rehearsed = if is_due {
         let mut scene = Scene {
             plan: &plan,
-            filled_bytes: &|batch| filled_bytes(&shape, settings, batch),
+            buffer_bytes,
             merge: &mut |trainer: &Trainer| {
                 export::merge_one(&opened.source, trainer.adapter(), settings.base).map_err(|e| e.to_string())
             },
@@ -302,13 +316,6 @@ fn run(
     }
     training.expected = rehearsed.map(|rehearsal| rehearsal.pace());
     training.run()
-}
-
-/// Bytes of the buffers that a batch fills: those of a layout made for it.
-fn filled_bytes(shape: &ModelShape, settings: &Settings, batch: &Batch) -> u64 {
-    let head_rows = settings.head_rows.min(batch.n_supervised()).max(1);
-    let filled = Settings { length: batch.n_tokens(), micro_batch: 1, head_rows, ..settings.clone() };
-    layout(shape, &filled).buffer_bytes()
 }
 
 /// Keeps a rehearsal with the run, and what it measured with the computer. No run is worse without either.

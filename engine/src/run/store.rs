@@ -89,7 +89,8 @@ impl RunFolder {
             match fs::create_dir(&path) {
                 Ok(()) => {
                     let folder = RunFolder { id, path };
-                    let written = folder.write_record(record).and_then(|()| folder.write_plan(plan));
+                    // The record last: with it the folder is a run, and one without a plan could not be taken up.
+                    let written = folder.write_json(PLAN, plan).and_then(|()| folder.write_record(record));
                     if let Err(e) = written {
                         // A folder without its record would be nobody's run.
                         let _ = fs::remove_dir_all(&folder.path);
@@ -194,7 +195,10 @@ impl RunFolder {
     }
 
     pub(crate) fn write_governor(&self, config: &GovernorConfig) -> Result<(), Error> {
-        self.write_json(governor::FILE, config)
+        let path = self.path.join(governor::FILE);
+        let content = serde_json::to_vec_pretty(config).map_err(|e| Error::io(&path, e.into()))?;
+        // A window and a terminal may write it at once, while the run reads it.
+        disk::write_shared(&path, &content).map_err(|e| Error::io(&path, e))
     }
 
     /// Its events without what resumes superseded.
@@ -222,10 +226,6 @@ impl RunFolder {
         let text = toml::to_string_pretty(record)
             .map_err(|e| Error::Damaged { path: path.clone(), reason: format!("cannot be written: {e}") })?;
         disk::write(&path, text.as_bytes()).map_err(|e| Error::io(&path, e))
-    }
-
-    fn write_plan(&self, plan: &Plan) -> Result<(), Error> {
-        self.write_json(PLAN, plan)
     }
 
     /// Writes one JSON document of the run.
@@ -427,7 +427,9 @@ fn slug_of(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::toy::some_plan;
     use super::*;
+    use crate::disk::faults::{Fault, arm, disarm};
 
     #[test]
     fn ids_are_safe_names_in_every_script() {
@@ -436,6 +438,47 @@ mod tests {
         assert_eq!(slug_of("客服 回答 v2"), "客服-回答-v2");
         assert_eq!(slug_of("🔥"), "");
         assert!(slug_of(&"x".repeat(500)).len() <= 40);
+    }
+
+    #[test]
+    fn a_crash_while_a_run_is_made_leaves_no_run_without_its_plan() {
+        let (plan, given) = (some_plan(), serde_json::json!({ "model": "m", "data": { "path": "d" } }));
+        let record = RunRecord {
+            version: FORMAT_VERSION,
+            engine: String::new(),
+            created_ms: 0,
+            date: None,
+            device: None,
+            out: None,
+            given: serde_json::from_value(given).unwrap(),
+            resolved: plan.settings.clone(),
+            inputs: Inputs { data_sha256: String::new(), evaluation_sha256: None, model_sample_sha256: String::new() },
+        };
+        for point in 0.. {
+            let runs = tempfile::tempdir().unwrap();
+            arm(point, Fault::Crash);
+            let crashed = std::panic::catch_unwind(|| RunFolder::create(runs.path(), &record, &plan)).is_err();
+            disarm();
+            for id in ids(runs.path()) {
+                let run = RunFolder::find(runs.path(), &id).unwrap();
+                assert_eq!((run.record().unwrap(), run.plan().unwrap()), (record.clone(), plan.clone()), "{point}");
+            }
+            if !crashed {
+                assert!(ids(runs.path()).len() == 1 && point >= 6, "only {point} points were tried");
+                break;
+            }
+        }
+    }
+
+    #[test]
+    fn two_who_write_the_governor_at_once_are_not_in_each_others_way() {
+        let runs = tempfile::tempdir().unwrap();
+        let run = RunFolder { id: "r".into(), path: runs.path().into() };
+        // Stands where a fixed name would be written first.
+        fs::create_dir(runs.path().join("governor.json.writing")).unwrap();
+        let quiet = GovernorConfig { quiet_hours: Some("22:00-07:00".parse().unwrap()), ..GovernorConfig::default() };
+        run.write_governor(&quiet).unwrap();
+        assert_eq!(run.governor().unwrap(), quiet);
     }
 
     #[test]

@@ -9,12 +9,14 @@ use super::checkpoint::{State, Tensors};
 use super::error::Error;
 use super::learner::{Learner, Part};
 use crate::config::Settings;
-use crate::data::Batch;
+use crate::data::{Batch, DataStats};
+use crate::hardware::profile;
 use crate::model::ModelShape;
 use crate::model::shape::Rope;
 use crate::ops::memory::{Held, Site};
 use crate::plan::ladder::{Rung, next_rung};
 use crate::plan::layout::layout;
+use crate::plan::{self, Plan};
 use crate::step::{self, LossScale};
 
 const N: usize = 16;
@@ -27,12 +29,14 @@ pub(crate) struct Toy {
     n_steps: usize,
     /// Added to the loss of evaluations, so that a test can say how they go.
     pub(crate) evaluations: Vec<f64>,
-    n_evaluations: usize,
+    pub(crate) n_evaluations: usize,
     /// Step (from 0) whose loss is NaN.
     pub(crate) nan_at: Option<usize>,
     /// Scale of the loss, and the largest at which a step (from 0) does not overflow.
     pub(crate) loss_scale: Option<LossScale>,
     pub(crate) largest_scale: fn(usize) -> u32,
+    /// False where it answers with what is no number.
+    pub(crate) speaks: bool,
     /// Micro-batches over the whole life of this learner.
     pub(crate) n_micro_batches: usize,
     /// What a step holds, and the tokens it is for.
@@ -56,6 +60,7 @@ impl Toy {
             nan_at: None,
             loss_scale: None,
             largest_scale: |_| u32::MAX,
+            speaks: true,
             n_micro_batches: 0,
             buffers: None,
             steps: Vec::new(),
@@ -89,6 +94,28 @@ fn shape() -> ModelShape {
         tied: true,
         max_positions: 64,
     }
+}
+
+/// A plan of another model, for whoever only needs one.
+pub(crate) fn some_plan() -> Plan {
+    let config = serde_json::json!({ "model": "m", "data": { "path": "d" } });
+    let shape = ModelShape {
+        family: "llama".into(),
+        hidden: 64,
+        n_layers: 2,
+        n_heads: 4,
+        n_kv_heads: 2,
+        head_dim: 16,
+        ffn: 160,
+        vocab_rows: 97,
+        rms_eps: 1e-5,
+        rope: Rope { theta: 10_000.0, scaling: None },
+        tied: true,
+        max_positions: 512,
+    };
+    let data = DataStats::of((0..25).map(|i| (4 + i % 9, 3)));
+    let hardware = profile("no-card").unwrap().hardware();
+    plan::plan(&shape, &data, &serde_json::from_value(config).unwrap(), &hardware).unwrap()
 }
 
 /// Asks the gate for some memory, as the real learner does there.

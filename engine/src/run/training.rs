@@ -26,7 +26,7 @@ use super::{evaluation, interrupt};
 use crate::config::{ComputeDtype, Settings};
 use crate::data::{self, Sample};
 use crate::error::out_of_memory;
-use crate::event::{FinishReason, TrainEvent};
+use crate::event::{FinishReason, MemoryReading, TrainEvent};
 use crate::format;
 use crate::hardware::CardWatch;
 use crate::ops::memory::Held;
@@ -35,6 +35,8 @@ use crate::step::LossScale;
 
 /// How often a paused run looks whether it may go on.
 const PAUSE_POLL: Duration = Duration::from_millis(100);
+/// An evaluation may be begun with this fraction of the time between two checkpoints unsaved: a fifth, a minute of five.
+const RISKED_BY_EVALUATION: u32 = 5;
 
 /// How a training process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,10 +79,10 @@ pub(super) enum Wish {
     Interrupt,
 }
 
-/// What came of a step.
-enum Attempt {
-    Done(Done),
-    /// Somebody wants an end. The gradients so far are given up; the step is taken again from its start by whoever takes the run up.
+/// What came of a step or of an evaluation.
+enum Attempt<T> {
+    Done(T),
+    /// Somebody wants an end. What was done of it is given up; whoever takes the run up begins it again from its start.
     Asked(Wish),
 }
 
@@ -125,12 +127,30 @@ pub(crate) struct Training<'a, 'e, L: Learner> {
 impl<L: Learner> Training<'_, '_, L> {
     /// Trains to the end.
     pub(crate) fn run(mut self) -> Result<Outcome, Error> {
+        match self.go_on() {
+            Ok(None) => self.finish(),
+            Ok(Some(wish)) => self.stop(wish),
+            Err(error) => {
+                let is_unsaved = self.saved_step != Some(self.state.step);
+                if matches!(error, Error::DiskFull { .. }) && is_unsaved && self.checkpoints.release_reserve() {
+                    // Whatever it was that found the disk full: the space was set aside for the steps since the last checkpoint.
+                    let _ = self.save();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Steps, evaluations and checkpoints up to the last one, or up to a wish for an end.
+    fn go_on(&mut self) -> Result<Option<Wish>, Error> {
         let schedule = Schedule::of(self.settings);
         let mut cursor = Cursor::at(self.train, self.settings, self.state.epoch, self.state.position);
         let mut eta = Eta::default();
         if let Some((seconds_per_token, evaluation_s)) = self.expected {
             eta.expect(seconds_per_token, evaluation_s);
         }
+        let (n_steps, checkpoints) = (self.settings.n_steps, &self.settings.checkpoints);
+        let every = Duration::from_secs(checkpoints.every_seconds);
         let mut last_saved = Instant::now();
         // One that this process took itself, in its rehearsal, is said and in place.
         if let Some(rung) = self.state.rung.filter(|&rung| rung != Rung::of(&self.fitting)) {
@@ -139,95 +159,112 @@ impl<L: Learner> Training<'_, '_, L> {
             self.events
                 .warn("run.on_rung", format!("Memory was short earlier in this run. It goes on with {changes}."))?;
         }
-        if self.state.ended.is_none() && self.state.step < self.settings.n_steps {
+        if self.state.ended.is_none() && !self.state.owes_evaluation && self.state.step < n_steps {
             self.events.phase("train")?;
         }
-        while self.state.ended.is_none() && self.state.step < self.settings.n_steps {
-            let micro_batches = cursor.next_step();
-            let whole = micro_batches.iter().map(|documents| data::batch(self.train, documents));
-            let (n_tokens, n_supervised_tokens) =
-                whole.fold((0, 0), |(n, supervised), b| (n + b.n_tokens(), supervised + b.n_supervised()));
-            let learning_rate = schedule.learning_rate(self.state.step);
-            let Done { nll, grad_norm, seconds } = loop {
-                match self.step(&micro_batches, n_supervised_tokens, learning_rate) {
-                    Ok(Attempt::Done(done)) => break done,
-                    Ok(Attempt::Asked(wish)) => return self.stop(wish),
-                    // Taken again, of the same samples.
-                    Err(error) if error.is_overflow() && self.halve_loss_scale()? => {}
-                    Err(error) => self.make_room("a step", error).map_err(|error| self.ending(error))?,
-                }
-            };
-            self.has_retried = false;
-
-            self.state.step += 1;
-            self.state.epoch = cursor.epoch();
-            self.state.position = cursor.position();
-            self.state.optimizer_steps = self.learner.optimizer_steps();
-            self.follow_loss_scale(|from| format!("2,000 steps went well at a loss scale of {from}."))?;
-            eta.step(n_tokens, seconds);
-            let n_left = self.settings.n_steps - self.state.step;
-            let memory = self.memory.read();
-            self.memory.set_warm();
-            let card = self.card.as_ref().and_then(|card| {
-                card.set_own_bytes(memory.used_bytes);
-                card.newest()
-            });
-            self.events.emit(TrainEvent::Step {
-                step: self.state.step,
-                epoch: cursor.epochs_done(),
-                loss: nll / n_supervised_tokens.max(1) as f64,
-                learning_rate,
-                grad_norm,
-                n_tokens,
-                n_supervised_tokens,
-                step_ms: seconds * 1000.0,
-                eta_s: eta.seconds(cursor.tokens_ahead(n_left), self.evaluations_left()),
-                memory,
-                card: card.clone(),
-            })?;
-
-            if let Some(reading) = card {
-                let ms_per_token = seconds * 1000.0 / n_tokens.max(1) as f64;
-                for (code, message) in self.alarm.after_step(&reading, self.memory.returning_bytes(), ms_per_token) {
-                    self.events.warn(code, message)?;
-                }
+        while self.state.ended.is_none() && (self.state.owes_evaluation || self.state.step < n_steps) {
+            // One that is owed at the first turn is that of the checkpoint's own step.
+            if !self.state.owes_evaluation
+                && let Some(wish) = self.next_step(&schedule, &mut cursor, &mut eta)?
+            {
+                return Ok(Some(wish));
             }
 
+            let best_before = self.state.best;
             let mut is_best = false;
-            if !self.held_out.is_empty() && evaluation::is_due(self.state.step, self.settings) {
-                let started = Instant::now();
-                is_best = self.evaluate()?;
-                eta.evaluation(started.elapsed().as_secs_f64());
-                if self.state.step < self.settings.n_steps && self.state.ended.is_none() {
+            if self.state.owes_evaluation {
+                // It may take minutes and counts only as a whole: the steps before it are safe first.
+                if self.saved_step != Some(self.state.step) && last_saved.elapsed() >= every / RISKED_BY_EVALUATION {
+                    self.save_if_possible()?;
+                    last_saved = Instant::now();
+                }
+                let (started, mut idle) = (Instant::now(), Duration::ZERO);
+                match self.evaluate(&mut idle)? {
+                    Attempt::Done(best) => is_best = best,
+                    Attempt::Asked(wish) => return Ok(Some(wish)),
+                }
+                eta.evaluation((started.elapsed() - idle).as_secs_f64());
+                if self.state.step < n_steps && self.state.ended.is_none() {
                     self.events.phase("train")?;
                 }
             }
-            if self.state.step == self.settings.n_steps && self.state.ended.is_none() {
+            if self.state.step == n_steps && self.state.ended.is_none() {
                 self.state.ended = Some(FinishReason::Completed);
             }
-            let every_steps = self.settings.checkpoints.every_steps.filter(|&n| n > 0);
+            let every_steps = checkpoints.every_steps.filter(|&n| n > 0);
             if is_best
                 || self.state.ended.is_some()
                 || every_steps.is_some_and(|n| self.state.step.is_multiple_of(n))
-                || last_saved.elapsed().as_secs() >= self.settings.checkpoints.every_seconds
+                || last_saved.elapsed() >= every
+                // Its checkpoint still owes the evaluation.
+                || self.saved_step == Some(self.state.step)
             {
-                match self.save_between_steps() {
-                    // At the end of the run it is tried once more, and is a fault then.
-                    Err(Error::OutOfMemory { shortage, .. }) => {
-                        let message = format!(
-                            "No checkpoint was made after step {}: {}. The next one is tried in its turn; until then the last \
-                             one is all that is safe. Close other programs that use memory.",
-                            self.state.step,
-                            out_of_memory(&shortage)
-                        );
-                        self.events.warn("run.checkpoint_skipped", message)?;
-                    }
-                    other => other?,
+                if !self.save_if_possible()? && is_best && self.state.ended.is_none() {
+                    // It is nowhere, so the one before it must not make way for it.
+                    self.state.best = best_before;
                 }
                 last_saved = Instant::now();
             }
         }
-        self.finish()
+        Ok(None)
+    }
+
+    /// One step, tried until it is whole, and what there is to say of it. A wish where somebody wants an end first.
+    fn next_step(
+        &mut self,
+        schedule: &Schedule,
+        cursor: &mut Cursor<'_>,
+        eta: &mut Eta,
+    ) -> Result<Option<Wish>, Error> {
+        let micro_batches = cursor.next_step();
+        let train = self.train;
+        let samples = micro_batches.iter().flatten().map(|&i| &train[i]);
+        let (n_tokens, n_supervised_tokens) =
+            samples.fold((0, 0), |(n, learned), s| (n + s.input_ids.len(), learned + s.n_learned()));
+        let learning_rate = schedule.learning_rate(self.state.step);
+        let Done { nll, grad_norm, seconds } = loop {
+            match self.step(&micro_batches, n_supervised_tokens, learning_rate) {
+                Ok(Attempt::Done(done)) => break done,
+                Ok(Attempt::Asked(wish)) => return Ok(Some(wish)),
+                // Taken again, of the same samples.
+                Err(error) if error.is_overflow() && self.halve_loss_scale()? => {}
+                Err(error) => self.make_room("a step", error).map_err(|error| self.ending(error))?,
+            }
+        };
+        self.has_retried = false;
+
+        self.state.step += 1;
+        self.state.epoch = cursor.epoch();
+        self.state.position = cursor.position();
+        self.state.optimizer_steps = self.learner.optimizer_steps();
+        self.state.owes_evaluation = !self.held_out.is_empty() && evaluation::is_due(self.state.step, self.settings);
+        self.follow_loss_scale(|from| format!("2,000 steps went well at a loss scale of {from}."))?;
+        eta.step(n_tokens, seconds);
+        let n_left = self.settings.n_steps - self.state.step;
+        let memory = self.read_memory();
+        self.memory.set_warm();
+        let card = self.card.as_ref().and_then(CardWatch::newest);
+        self.events.emit(TrainEvent::Step {
+            step: self.state.step,
+            epoch: cursor.epochs_done(),
+            loss: nll / n_supervised_tokens.max(1) as f64,
+            learning_rate,
+            grad_norm,
+            n_tokens,
+            n_supervised_tokens,
+            step_ms: seconds * 1000.0,
+            eta_s: eta.seconds(cursor.tokens_ahead(n_left), self.evaluations_left()),
+            memory,
+            card: card.clone(),
+        })?;
+
+        if let Some(reading) = card {
+            let ms_per_token = seconds * 1000.0 / n_tokens.max(1) as f64;
+            for (code, message) in self.alarm.after_step(&reading, self.memory.returning_bytes(), ms_per_token) {
+                self.events.warn(code, message)?;
+            }
+        }
+        Ok(None)
     }
 
     /// One optimizer step, from its first micro-batch on. Those that are too large for the buffers go through them in parts.
@@ -236,7 +273,7 @@ impl<L: Learner> Training<'_, '_, L> {
         micro_batches: &[Vec<usize>],
         n_supervised_step: usize,
         learning_rate: f64,
-    ) -> Result<Attempt, Error> {
+    ) -> Result<Attempt<Done>, Error> {
         self.ready()?;
         let started = Instant::now();
         let mut paused = Duration::ZERO;
@@ -254,7 +291,7 @@ impl<L: Learner> Training<'_, '_, L> {
                 self.check_finite("loss", part_nll, i)?;
                 nll += part_nll;
                 first_row += batch.n_tokens();
-                self.memory.read();
+                self.read_memory();
             }
         }
         let grad_norm = self.learner.optimizer_step(learning_rate)?;
@@ -298,11 +335,31 @@ impl<L: Learner> Training<'_, '_, L> {
     pub(super) fn ready(&mut self) -> Result<(), Error> {
         while !self.learner.is_ready() {
             match self.learner.allocate(&self.fitting) {
-                Ok(()) => self.memory.set_planned(self.learner.planned_bytes(&self.fitting) + self.overhead_bytes),
+                Ok(()) => {
+                    self.memory.set_planned(self.learner.planned_bytes(&self.fitting) + self.overhead_bytes);
+                    self.read_memory();
+                }
                 Err(error) => self.make_room("the step's buffers", error)?,
             }
         }
         Ok(())
+    }
+
+    /// Gives the step's buffers back.
+    fn release(&mut self) -> Result<(), Error> {
+        self.learner.release()?;
+        self.read_memory();
+        Ok(())
+    }
+
+    /// Reads the memory now. Wherever much of it was taken or given back this is done: what the run holds of a card would be counted
+    /// as other programs' otherwise, and the other way round.
+    pub(super) fn read_memory(&mut self) -> MemoryReading {
+        let memory = self.memory.read();
+        if let Some(card) = &self.card {
+            card.set_own_bytes(memory.used_bytes);
+        }
+        memory
     }
 
     /// After a lack of memory: gives up the gradients of the step that was begun and the step's buffers. What was tried may be tried
@@ -311,7 +368,7 @@ impl<L: Learner> Training<'_, '_, L> {
     pub(super) fn make_room(&mut self, doing: &'static str, error: Error) -> Result<(), Error> {
         let Some(shortage) = error.shortage().cloned() else { return Err(error) };
         self.learner.forget()?;
-        self.learner.release()?;
+        self.release()?;
         let reason = format!("Memory ran out after step {}: {}.", self.state.step, out_of_memory(&shortage));
         if !self.has_retried {
             self.has_retried = true;
@@ -348,7 +405,7 @@ impl<L: Learner> Training<'_, '_, L> {
             format::bytes(measured_bytes.saturating_sub(rehearsal.predicted.memory_bytes)),
             format::bytes(budget_bytes),
         );
-        self.learner.release()?;
+        self.release()?;
         self.overhead_bytes = overhead_bytes;
         self.take_rung(to, reason)
     }
@@ -449,7 +506,7 @@ impl<L: Learner> Training<'_, '_, L> {
         }
         *idle += started.elapsed();
         if is_paused {
-            self.events.phase("train")?;
+            self.events.phase(if self.state.owes_evaluation { "evaluate" } else { "train" })?;
         }
         Ok(None)
     }
@@ -503,33 +560,43 @@ impl<L: Learner> Training<'_, '_, L> {
         (self.state.step..=self.settings.n_steps).filter(|&s| evaluation::is_due(s, self.settings)).count()
     }
 
-    /// Evaluates, answers the sample prompts and decides whether to go on. True where the loss is the lowest so far.
-    fn evaluate(&mut self) -> Result<bool, Error> {
+    /// Evaluates, answers the sample prompts and decides whether to go on. True where the loss is the lowest so far. The time of
+    /// pauses and rests is added to `idle`.
+    fn evaluate(&mut self, idle: &mut Duration) -> Result<Attempt<bool>, Error> {
         self.events.phase("evaluate")?;
-        let Some((nll, n_supervised_tokens)) = self.held_out_loss()? else { return Ok(false) };
-        let step = self.state.step;
-        let loss = nll / n_supervised_tokens.max(1) as f64;
-        self.check_finite("evaluation loss", loss, 0)?;
-        let best = evaluation::take(&mut self.state, loss);
-        self.events.emit(TrainEvent::Evaluation { step, loss, best, n_supervised_tokens })?;
-        for (index, Answer { prompt, answer, wanted }) in self.answers()?.into_iter().enumerate() {
-            self.events.emit(TrainEvent::Sample { step, index, prompt, answer, wanted })?;
+        let sums = match self.held_out_loss(idle)? {
+            Attempt::Done(sums) => sums,
+            Attempt::Asked(wish) => return Ok(Attempt::Asked(wish)),
+        };
+        // It counts when all of it is said: a checkpoint made before that, on a disk that is full, still owes the whole.
+        let mut state = State { owes_evaluation: false, ..self.state.clone() };
+        let mut best = false;
+        if let Some((nll, n_supervised_tokens)) = sums {
+            let step = state.step;
+            let loss = nll / n_supervised_tokens.max(1) as f64;
+            self.check_finite("evaluation loss", loss, 0)?;
+            best = evaluation::take(&mut state, loss);
+            self.events.emit(TrainEvent::Evaluation { step, loss, best, n_supervised_tokens })?;
+            for (index, Answer { prompt, answer, wanted }) in self.answers()?.into_iter().enumerate() {
+                self.events.emit(TrainEvent::Sample { step, index, prompt, answer, wanted })?;
+            }
+            if evaluation::is_hopeless(&state, self.settings) && step < self.settings.n_steps {
+                state.ended = Some(FinishReason::EarlyStopped);
+            }
         }
-        if evaluation::is_hopeless(&self.state, self.settings) && step < self.settings.n_steps {
-            self.state.ended = Some(FinishReason::EarlyStopped);
-        }
-        Ok(best)
+        self.state = state;
+        Ok(Attempt::Done(best))
     }
 
     /// Summed loss of the held-out examples and how many tokens it is of. They go through the buffers in groups, filled one after the
     /// other: the same groups every time, so two evaluations differ only by the adapter, and smaller ones where memory runs out. None
     /// where even the least is too much, which ends no run.
-    fn held_out_loss(&mut self) -> Result<Option<(f64, usize)>, Error> {
+    fn held_out_loss(&mut self, idle: &mut Duration) -> Result<Attempt<Option<(f64, usize)>>, Error> {
         let all: Vec<usize> = (0..self.held_out.len()).collect();
         let mut max_tokens = self.fitting.max_tokens();
         loop {
             max_tokens = max_tokens.min(self.fitting.max_tokens());
-            match self.loss_in_groups(&all, max_tokens) {
+            match self.loss_in_groups(&all, max_tokens, idle) {
                 Err(error) if error.shortage().is_some() && max_tokens > self.settings.length => {
                     max_tokens = (max_tokens / 2).max(self.settings.length);
                     let message = format!("{error}. The evaluation goes on with at most {max_tokens} tokens at once.");
@@ -539,35 +606,45 @@ impl<L: Learner> Training<'_, '_, L> {
                     Err(error @ Error::OutOfMemory { .. }) => {
                         let message = format!("Step {} is not evaluated: {error}.", self.state.step);
                         self.events.warn("run.evaluation_skipped", message)?;
-                        return Ok(None);
+                        return Ok(Attempt::Done(None));
                     }
                     other => other?,
                 },
-                Ok(sums) => return Ok(Some(sums)),
+                Ok(Attempt::Done(sums)) => return Ok(Attempt::Done(Some(sums))),
+                Ok(Attempt::Asked(wish)) => return Ok(Attempt::Asked(wish)),
             }
         }
     }
 
-    fn loss_in_groups(&mut self, all: &[usize], max_tokens: usize) -> Result<(f64, usize), Error> {
+    fn loss_in_groups(
+        &mut self,
+        all: &[usize],
+        max_tokens: usize,
+        idle: &mut Duration,
+    ) -> Result<Attempt<(f64, usize)>, Error> {
         self.ready()?;
         let (mut nll, mut n_supervised_tokens) = (0.0, 0);
         for group in data::runs(self.held_out, all, max_tokens) {
+            if let Some(wish) = self.obey(idle)? {
+                return Ok(Attempt::Asked(wish));
+            }
             let batch = data::batch(self.held_out, group);
             nll += self.learner.evaluate(&batch)?;
             n_supervised_tokens += batch.n_supervised();
         }
-        Ok((nll, n_supervised_tokens))
+        Ok(Attempt::Done((nll, n_supervised_tokens)))
     }
 
     /// The sample prompts answered. The step's buffers make room for that where there is none; no run ends for an answer.
     fn answers(&mut self) -> Result<Vec<Answer>, Error> {
         let mut answers = (self.answer)(self.learner);
         if answers.as_ref().is_err_and(|error| error.shortage().is_some()) {
-            self.learner.release()?;
+            self.release()?;
             answers = (self.answer)(self.learner);
         }
+        self.read_memory();
         match answers {
-            Err(error) if error.shortage().is_some() => {
+            Err(error) if error.shortage().is_some() || matches!(error, Error::Generate(_)) => {
                 let message = format!("The sample prompts are not answered after step {}: {error}.", self.state.step);
                 self.events.warn("run.samples_skipped", message)?;
                 Ok(Vec::new())
@@ -580,7 +657,7 @@ impl<L: Learner> Training<'_, '_, L> {
     fn save_between_steps(&mut self) -> Result<(), Error> {
         let mut saved = self.save();
         if saved.as_ref().is_err_and(|error| error.shortage().is_some()) {
-            self.learner.release()?;
+            self.release()?;
             saved = self.save();
         }
         saved.map_err(|error| match error.shortage() {
@@ -591,33 +668,59 @@ impl<L: Learner> Training<'_, '_, L> {
         })
     }
 
+    /// [`Self::save_between_steps`] where it need not be now: a lack of memory is only said. False where there was one.
+    fn save_if_possible(&mut self) -> Result<bool, Error> {
+        match self.save_between_steps() {
+            // At the end of the run it is tried once more, and is a fault then.
+            Err(Error::OutOfMemory { shortage, .. }) => {
+                let message = format!(
+                    "No checkpoint was made after step {}: {}. The next one is tried in its turn; until then the last one is all \
+                     that is safe. Close other programs that use memory.",
+                    self.state.step,
+                    out_of_memory(&shortage)
+                );
+                self.events.warn("run.checkpoint_skipped", message)?;
+                Ok(false)
+            }
+            other => other.map(|()| true),
+        }
+    }
+
+    /// Makes the last whole step safe. Where it is already, only what is known of it is written anew.
     fn save(&mut self) -> Result<(), Error> {
         // Lines first: a checkpoint whose steps are missing in the log would leave a gap in every chart.
         self.events.sync()?;
         let write = |training: &Self| {
+            let (checkpoints, state) = (&training.checkpoints, &training.state);
+            if training.saved_step == Some(state.step) {
+                return checkpoints.amend(state);
+            }
             let held = Held::new();
             let (adapter, optimizer) = (training.learner.adapter(&held)?, training.learner.optimizer(&held)?);
-            training.checkpoints.save(&training.state, adapter, optimizer)
+            checkpoints.save(state, adapter, optimizer)
         };
-        let bytes = match write(self) {
-            Err(Error::DiskFull { .. }) if self.checkpoints.release_reserve() => {
-                let bytes = write(self)?;
-                self.has_reserve = false;
-                self.events.warn(
-                    "run.reserve_used",
-                    "The disk is full: this checkpoint took the space set aside for it. Free some space, or the next \
-                     one fails and ends the run."
-                        .into(),
-                )?;
-                bytes
-            }
-            other => other?,
+        let (bytes, took_reserve) = match write(self) {
+            Err(Error::DiskFull { .. }) if self.checkpoints.release_reserve() => (write(self)?, true),
+            other => (other?, false),
         };
-        let step = self.state.step;
+        // It stands from here on, whether or not there is room for a line that says so.
+        let (step, best_step) = (self.state.step, self.state.best.map(|b| b.step));
         self.saved_step = Some(step);
-        let best = self.state.best.is_some_and(|b| b.step == step);
-        self.events.emit(TrainEvent::Checkpoint { step, bytes, best })?;
-        self.checkpoints.prune(self.settings.checkpoints.keep, self.state.best.map(|b| b.step))?;
+        self.has_reserve &= !took_reserve;
+        let pruned = self.checkpoints.prune(self.settings.checkpoints.keep, step, best_step);
+        if took_reserve {
+            self.events.warn(
+                "run.reserve_used",
+                "The disk is full: this checkpoint took the space set aside for it. Free some space, or the next \
+                 one fails and ends the run."
+                    .into(),
+            )?;
+        }
+        self.events.emit(TrainEvent::Checkpoint { step, bytes, best: best_step == Some(step) })?;
+        if let Err(error) = pruned {
+            // It takes room and nothing else.
+            self.events.warn("run.checkpoint_not_removed", format!("An old checkpoint is still there: {error}."))?;
+        }
         if !self.has_reserve {
             self.has_reserve = self.checkpoints.reserve(self.reserve_bytes).is_ok();
         }

@@ -328,10 +328,18 @@ export const zhRunWarnings: Record<string, readonly [RegExp, (match: RegExpExecA
     (m) => `内存不足：评估改为一次最多 ${m[1]} 个词元。`,
   ],
   "run.evaluation_skipped": [/^Step (\d+) is not evaluated/, (m) => `内存不足：第 ${m[1]} 步没有评估。`],
-  "run.samples_skipped": [/after step (\d+)/, (m) => `内存不足：第 ${m[1]} 步之后没有回答留出的问题。`],
+  "run.samples_skipped": [/after step (\d+)/, (m) => `第 ${m[1]} 步之后没有回答留出的问题。`],
   "run.checkpoint_skipped": [
     /^No checkpoint was made after step (\d+)/,
     (m) => `内存不足：第 ${m[1]} 步之后没有保存检查点，下一次会再试；在此之前只有上一个检查点是安全的。请关闭其他占用内存的程序。`,
+  ],
+  "run.no_reserve": [
+    /^No space could be set aside for a checkpoint: (.+)\. It is tried again/,
+    (m) => `没有为检查点预留出磁盘空间：${m[1]}。每次保存时会再试；在此之前，磁盘写满会丢失上一个检查点之后的步数。`,
+  ],
+  "run.checkpoint_not_removed": [
+    /^An old checkpoint is still there: (.+)\.$/,
+    (m) => `一个旧的检查点没有删除：${m[1]}。`,
   ],
   "run.card_filling": [
     /^Other programs have taken (.+) of the card since the run began: (.+) are free, and .+ needs (.+?)\. /,
@@ -361,6 +369,10 @@ export const zhRunWarnings: Record<string, readonly [RegExp, (match: RegExpExecA
   "rehearsal.not_kept": [
     /^What was measured is not kept for later plans: (.+)\.$/,
     (m) => `测得的结果没有保存给以后的方案：${m[1]}。`,
+  ],
+  "rehearsal.unreadable": [
+    /^What was rehearsed is not known any more: (.+)\.$/,
+    (m) => `预演的结果读不出来：${m[1]}。`,
   ],
   "governor.unreadable": [
     /^The governor's new settings are not obeyed: (.+)\.$/,
