@@ -301,7 +301,7 @@ fn a_disk_too_small_for_the_checkpoints() {
     let bench = Bench::new();
     let mut config = bench.config();
     // More checkpoints than any disk holds.
-    config["checkpoints"] = json!({ "keep": 1_000_000_000 });
+    config["checkpoints"] = json!({ "keep": 1 << 24 });
     bench.refuses(&config, &Refusal { exit: 4, code: "run.disk_too_small", values: &["TiB needed", "free", "runs"] });
 }
 

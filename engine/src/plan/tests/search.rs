@@ -114,5 +114,7 @@ fn as_many_examples_are_evaluated_as_are_held_out() {
         let plan = plan(&smollm(), &examples(1000, 50, 100), &asked, &no_card()).expect("planned");
         plan.time.evaluation_s / plan.data.n_held_out as f64
     };
-    assert!((with(0.01) / with(0.1) - 1.0).abs() < 1e-6);
+    let (few, many) = (with(0.01), with(0.1));
+    // The rest is what the packing of more or fewer examples into sequences changes in the speed.
+    assert!((few / many - 1.0).abs() < 1e-3, "{few} and {many}");
 }
