@@ -187,7 +187,11 @@ impl Studio {
 
     async fn click_at(&self, by: By, name: &str) -> Outcome<()> {
         self.settled().await?;
-        let is_clickable = async |element: &WebElement| element.is_clickable().await;
+        // A button of the page that does nothing now says so and stays within reach.
+        let is_clickable = async |element: &WebElement| {
+            let is_off = element.attr("aria-disabled").await?.as_deref() == Some("true");
+            Ok(!is_off && element.is_clickable().await?)
+        };
         let element = self.wait_at(by, name, SOON, "clickable", is_clickable).await?;
         element.scroll_into_view().await?;
         element.click().await.map_err(|error| format!("clicking `{name}`: {error}").into())
