@@ -117,6 +117,12 @@ impl Studio {
         self.wait_until(id, patience, "shown", async |element| element.is_displayed().await).await
     }
 
+    /// The first that this selector finds, once it is there and shown.
+    pub(crate) async fn wait_css(&self, selector: &str, patience: Duration) -> Outcome<WebElement> {
+        let is_shown = async |element: &WebElement| element.is_displayed().await;
+        self.wait_at(By::Css(selector), selector, patience, "shown", is_shown).await
+    }
+
     /// The element with this test id, once `holds` of it.
     pub(crate) async fn wait_until(
         &self,
