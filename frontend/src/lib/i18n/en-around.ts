@@ -14,15 +14,16 @@ export const enAround = {
     levels: {
       whole: "Fits",
       recompute: "Fits, recomputing",
+      offload: "Fits with offload",
       large: "Too large",
       refused: "Not with this plan",
     } as Record<string, string>,
     accept: "to be accepted on the model’s page before a download",
     forAssumed: "For 1,000 examples of 2,048 tokens, as no file is chosen.",
     forData: (n: string, file: string) => `For the ${n} examples of ${file} and the wishes of the plan.`,
-    note: "Recomputing trains the same and takes longer.",
+    note: "Recomputing and offload to system memory train the same and take longer.",
     of: (planned: string, budget: string) => `${planned} of ${budget} free`,
-    bases: { f32: "32-bit base", half: "16-bit base", nf4: "NF4 base" } as Record<string, string>,
+    free: (memory: string) => `${memory} are free.`,
     lengthOf: (n: string) => `up to ${n} tokens an example`,
   },
   own: {

@@ -17,15 +17,16 @@ export const zhAround: Pick<Dictionary, keyof typeof enAround> = {
     levels: {
       whole: "放得下",
       recompute: "重算后放得下",
+      offload: "放得下，部分在内存",
       large: "太大",
       refused: "与方案矛盾",
     },
     accept: "下载前须在模型页面接受许可",
     forAssumed: "尚未选择文件，按 1,000 个样本、每个 2,048 个词元计算。",
     forData: (n, file) => `按 ${file} 的 ${n} 个样本和方案中的设置计算。`,
-    note: "重算的训练结果相同，只是更慢。",
+    note: "重算或把一部分放在系统内存，训练结果相同，只是更慢。",
     of: (planned, budget) => `${planned}，空闲 ${budget}`,
-    bases: { f32: "32 位基座", half: "16 位基座", nf4: "NF4 基座" },
+    free: (memory) => `空闲 ${memory}。`,
     lengthOf: (n) => `每个样本最多 ${n} 个词元`,
   },
   own: {
