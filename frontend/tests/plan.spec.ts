@@ -124,6 +124,34 @@ test("a remedy with fewer sequences at once keeps the batch", async ({ page }) =
   await expect(at(page, "effective-batch")).toHaveText("16");
 });
 
+for (const lang of LANGUAGES)
+  test(`where no setting is enough, another card is compared with and another model looked for, ${lang}`, async ({ page }) => {
+    await open(page, "small", lang, "light");
+    await expect(at(page, "data-ready")).toBeVisible();
+    await at(page, "step-plan").click();
+    await at(page, "slider-length").fill("1024");
+    await at(page, "apply-base").click();
+    await expect(at(page, "apply-base")).toHaveCount(0);
+    await at(page, "apply-card").click();
+    await expect(at(page, "compare-select")).toHaveValue("rtx-4060-ti-16gb");
+    await expect(at(page, "compare-verdict")).toHaveAttribute("data-fits", "true");
+    await shot(page, "8-plan-no-setting", lang, "light");
+    await at(page, "apply-model").click();
+    await expect(at(page, "step-model")).toHaveAttribute("aria-current", "step");
+  });
+
+test("a disabled start can be reached by key and says why", async ({ page }) => {
+  await open(page, "small", "en", "light");
+  await expect(at(page, "data-ready")).toBeVisible();
+  await at(page, "step-plan").click();
+  await expect(at(page, "plan-verdict")).toContainText("Does not fit");
+  await expect(at(page, "plan-start")).toHaveAttribute("title", /Does not fit/);
+  await at(page, "plan-start").focus();
+  await expect(at(page, "plan-start")).toBeFocused();
+  await page.keyboard.press("Enter");
+  await expect(at(page, "step-plan")).toHaveAttribute("aria-current", "step");
+});
+
 test("a memory limit is said, raised by its remedy and taken back", async ({ page }) => {
   await open(page, "draft", "en", "light");
   await toPlan(page);
@@ -242,11 +270,13 @@ for (const lang of LANGUAGES)
     test(`which card is needed, how far this one goes and what it costs, ${lang}, ${theme}`, async ({ page }) => {
       await open(page, "draft", lang, theme, "&card");
       await toPlan(page);
+      await expect(at(page, "plan-energy")).toContainText(/\d kWh/);
       await at(page, "price-kwh").fill("0.32");
       await page.keyboard.press("Enter");
       await at(page, "price-currency").fill("EUR");
       await page.keyboard.press("Enter");
       await expect(at(page, "price-words")).toContainText("EUR");
+      await expect(at(page, "plan-energy")).toContainText("EUR");
       await at(page, "reason-governor").scrollIntoViewIfNeeded();
       await shot(page, "4-plan-price", lang, theme);
 

@@ -12,6 +12,9 @@ for (const lang of LANGUAGES)
       for (const chart of ["utilisation", "temperature", "power"])
         await expect(at(page, `chart-${chart}`)).toHaveAttribute("aria-label", /\d/);
       await expect(at(page, "note")).toHaveCount(3);
+      await expect(at(page, "verdict").locator("b")).toContainText(lang === "en" ? "Memory ran out after step 33" : "内存不足");
+      await expect(at(page, "verdict")).not.toContainText(lang === "en" ? "as planned" : "按方案");
+      await expect(at(page, "step-train")).toHaveAttribute("data-state", "note");
       await expect(at(page, "train-throttle")).toBeVisible();
       await shot(page, "5-train-card", lang, theme);
       await at(page, "train-notes").scrollIntoViewIfNeeded();
@@ -25,6 +28,11 @@ for (const lang of LANGUAGES)
       await expect(at(page, "rehearsal").locator("tbody tr")).toHaveCount(5);
       await expect(at(page, "rehearsal")).toContainText("428");
       await shot(page, "5-train-rehearsal", lang, theme);
+      await at(page, "step-plan").click();
+      await expect(at(page, "plan-rehearsed")).toContainText("1.29 GiB");
+      await shot(page, "4-plan-rehearsed", lang, theme);
+      await at(page, "slider-rank").fill("64");
+      await expect(at(page, "plan-rehearsed")).toHaveCount(0);
     });
 
 test("a run that rests by itself says until when, and offers no button to continue", async ({ page }) => {

@@ -49,6 +49,8 @@ struct Fit {
     total_s: f64,
     base: BaseFormat,
     recompute: Recompute,
+    /// Something of it waits in system memory while the card computes, which takes time.
+    offloads: bool,
     length: usize,
 }
 
@@ -71,6 +73,7 @@ fn model_fit(model: &CatalogueModel, request: &FitsRequest) -> ModelFit {
                 total_s: plan.time.total_s,
                 base: plan.settings.base,
                 recompute: plan.settings.recompute,
+                offloads: plan.settings.offload_inputs || plan.settings.n_layers_streamed > 0,
                 length: plan.settings.length,
             };
             (Some(fit), None)
@@ -178,6 +181,24 @@ mod tests {
         assert!(fit("llama-3.1-8b").fits && fit("llama-3.1-8b").base == BaseFormat::Nf4);
         assert!(!fit("llama-3.1-70b").fits);
         assert!(fit("smollm2-135m").tokens_per_s > fit("llama-3.1-8b").tokens_per_s);
+    }
+
+    #[test]
+    fn a_plan_that_leaves_something_in_system_memory_says_so() {
+        let offloads = |config| {
+            let fits = all(&request("rtx-3060-12gb", config));
+            of(&fits, "smollm2-135m").fit.as_ref().expect("planned").offloads
+        };
+        let with = |key: &str, value: serde_json::Value| {
+            let mut config = open();
+            config[key] = value;
+            config
+        };
+        assert!(!offloads(open()));
+        assert!(offloads(with("offload_inputs", json!(true))));
+        let mut streamed = with("n_layers_streamed", json!(4));
+        streamed["base"] = json!("nf4");
+        assert!(offloads(streamed));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::{Map, Value, json};
 
 /// Width of the residual stream.
-pub const HIDDEN: usize = 64;
+const HIDDEN: usize = 64;
 const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 const VOCABULARY: usize = 256 + SPECIAL.len();
 

@@ -4,11 +4,11 @@ import { join } from "node:path";
 import { expect, test } from "vitest";
 
 import type { Hardware } from "$lib/bindings/Hardware";
+import { GIB } from "$lib/format";
 import type { Profile } from "$lib/platform";
 
-import { grouped, groupOf, GROUPS, likeMemory, matches, withMemory, type Group } from "./cards";
+import { grouped, groupOf, GROUPS, likeMemory, matches, shortName, withMemory, type Group } from "./cards";
 
-const GIB = 2 ** 30;
 const folder = join(process.cwd(), "../assets/profiles");
 
 /** The cards the engine brings along. */
@@ -59,6 +59,12 @@ test("every known card is in exactly one group, in the order of the groups", () 
   const groups = grouped(cards);
   expect(groups.map(({ group }) => group)).toEqual(GROUPS.filter((group) => group !== "own"));
   expect(groups.flatMap((g) => g.cards.map(({ id }) => id)).sort()).toEqual(cards.map(({ id }) => id).sort());
+});
+
+test("a card's short name is without its maker, and another maker's stays", () => {
+  expect(shortName("NVIDIA GeForce RTX 3060")).toBe("RTX 3060");
+  expect(shortName("NVIDIA RTX A6000")).toBe("RTX A6000");
+  expect(shortName("Quadro RTX 8000")).toBe("Quadro RTX 8000");
 });
 
 test("within a group numbers count as numbers", () => {

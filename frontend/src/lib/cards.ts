@@ -1,12 +1,11 @@
 /** The known cards in the order in which people look for them. */
 
 import type { Hardware } from "$lib/bindings/Hardware";
+import { GIB } from "$lib/format";
 import type { Profile } from "$lib/platform";
 
 export const GROUPS = ["own", "rtx50", "rtx40", "rtx30", "rtx20", "laptop", "workstation", "datacentre"] as const;
 export type Group = (typeof GROUPS)[number];
-
-const GIB = 2 ** 30;
 
 export function groupOf({ id, name, hardware, own }: Profile): Group {
   if (own) return "own";
@@ -29,6 +28,9 @@ export function grouped<C extends Profile>(cards: readonly C[]): { group: Group;
     .filter(([, inside]) => inside.length > 0)
     .map(([group, inside]) => ({ group, cards: inside.sort((a, b) => byName.compare(a.id, b.id)) }));
 }
+
+/** "NVIDIA GeForce RTX 3060" → "RTX 3060". */
+export const shortName = (name: string) => name.replace(/^NVIDIA (GeForce )?/, "");
 
 /** Every word has to be in the card's names: "4060 ti", "12gb laptop", "ada". */
 export function matches({ id, name, hardware }: Profile, query: string): boolean {

@@ -65,13 +65,15 @@ test("every remedy that names a setting changes that setting, and the others cha
   expect(fix("data.length", "448")?.data.length).toBe(448);
   expect(fix("lora.rank", "8")?.lora).toMatchObject({ rank: 8, alpha: 16 });
   expect(fix("base", "nf4")?.base).toBe("nf4");
+  expect(fix("n_layers_cached", "0")?.n_layers_cached).toBe(0);
   expect(fix("recompute", "c0")?.recompute).toBe("c0");
   expect(fix("n_layers_cached", "0")?.n_layers_cached).toBe(0);
   expect(fix("compute", "bf16")?.compute).toBe("bf16");
   expect(fix("optimizer.kind", "adam_w8")?.optimizer.kind).toBe("adam_w8");
   expect(fix("memory_limit_bytes", "123456789")?.memory_limit_bytes).toBe(123_456_789);
   expect(fix("other_programs", "")).toBeNull();
-  expect(fix("model", "")).toBeNull();
+  expect(fix("model", "smollm2-135m")).toBeNull();
+  expect(fix("card", "rtx-4060-ti-16gb")).toBeNull();
 });
 
 test("a remedy gives back to the engine what was kept off system memory by hand", () => {

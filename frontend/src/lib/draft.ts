@@ -3,6 +3,7 @@
 import type { BaseFormat } from "$lib/bindings/BaseFormat";
 import type { ComputeDtype } from "$lib/bindings/ComputeDtype";
 import type { Hardware } from "$lib/bindings/Hardware";
+import type { Prices } from "$lib/bindings/Prices";
 import type { Remedy } from "$lib/bindings/Remedy";
 import type { RunConfig } from "$lib/bindings/RunConfig";
 import type { Settings } from "$lib/bindings/Settings";
@@ -60,6 +61,9 @@ export function openConfig(): RunConfig {
     prices: null,
   };
 }
+
+/** A run takes energy whether or not it has a price: planned with these, that is said. */
+export const NO_PRICES: Prices = { currency: "", per_kwh: null, per_hour: null, power_w: null };
 
 /** The choices of a configuration, without which model, which data and what it is called. */
 export function choicesOf(config: RunConfig): RunConfig {
@@ -130,6 +134,9 @@ export function applyRemedy(
       return changed;
     case "base":
       changed.base = remedy.value as RunConfig["base"];
+      return changed;
+    case "n_layers_cached":
+      changed.n_layers_cached = number;
       return changed;
     case "recompute":
       changed.recompute = remedy.value as RunConfig["recompute"];

@@ -12,7 +12,7 @@ export interface Formatter {
   compact(n: number | null | undefined): string;
   /** Bytes as a bare GiB figure with two decimals, for tables whose head says GiB; something is never "0.00". */
   gib(bytes: number | null | undefined): string;
-  /** Memory, always in GiB: "11.01 GiB". */
+  /** Memory, always in GiB: "11.01 GiB"; something is never "0.00 GiB". */
   memory(bytes: number | null | undefined): string;
   /** A file's size; the unit is chosen after rounding, so 1023.96 MiB is "1.00 GiB". */
   file(bytes: number | null | undefined): string;
@@ -40,7 +40,7 @@ export interface Formatter {
   day(ms: number | null | undefined): string;
 }
 
-const GIB = 1024 ** 3;
+export const GIB = 2 ** 30;
 
 /** True for values that cannot be shown as a number at all; NaN and infinities are shown as what they are. */
 function missing(value: number | null | undefined): value is null | undefined {
@@ -96,7 +96,7 @@ export function formatter(lang: Lang): Formatter {
 
     gib: (bytes) => number(bytes, (value) => (value > 0 && value < 0.005 * GIB ? "<0.01" : fixed(value / GIB, 2))),
 
-    memory: (bytes) => number(bytes, (value) => `${fixed(value / GIB, 2)} GiB`),
+    memory: (bytes) => number(bytes, () => `${self.gib(bytes)} GiB`),
 
     file: (bytes) =>
       number(bytes, (value) => {

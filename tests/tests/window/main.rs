@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use candle_core::{DType, Device, Tensor};
 use hearth_tests::tiny_model;
 use serde_json::{Value, json};
 use studio::{Driver, LATER, Outcome, SOON, Studio};
@@ -103,7 +104,9 @@ async fn start_run(studio: &Studio, bench: &Bench, n_steps: u64) -> Outcome<()> 
     studio.wait("plan-ready", LATER).await?;
     studio.type_into("run-name", "window test").await?;
     studio.type_into("setting-steps", &n_steps.to_string()).await?;
-    studio.wait("plan-ready", LATER).await?;
+    // The plan that answers it, not the one that was there.
+    studio.settled().await?;
+    studio.value_is("setting-steps", &n_steps.to_string()).await?;
     studio.wait("memory-bar", SOON).await?;
     studio.click("plan-start").await
 }
@@ -122,12 +125,14 @@ async fn whole_job() -> Outcome<()> {
 }
 
 async fn do_whole_job(studio: &Studio, bench: &Bench) -> Outcome<()> {
+    const N_STEPS: u64 = 60;
     studio.wait_until("status-line", SOON, "said", async |line| Ok(!line.text().await?.is_empty())).await?;
     studio.screenshot("first").await?;
-    start_run(studio, bench, 60).await?;
+    start_run(studio, bench, N_STEPS).await?;
     studio.number("train-step", LATER, |step| step > 0).await?;
     studio.screenshot("training").await?;
     studio.wait("train-finished", LATER).await?;
+    studio.number("train-step", SOON, |step| step == N_STEPS).await?;
 
     studio.click("train-use").await?;
     studio.type_into("chat-input", "3 plus 4?").await?;
@@ -143,7 +148,7 @@ async fn do_whole_job(studio: &Studio, bench: &Bench) -> Outcome<()> {
     studio.click("export-start").await?;
     let verdict = studio.attribute_among("proof-merged", "data-verdict", &["proven", "remarks", "not_proven"], LATER);
     let verdict = verdict.await?;
-    let proof = check_merged(&bench.merged())?;
+    let proof = check_merged(bench)?;
     if verdict == "not_proven" {
         return Err(format!("the merged model is not proven: {proof}").into());
     }
@@ -151,7 +156,9 @@ async fn do_whole_job(studio: &Studio, bench: &Bench) -> Outcome<()> {
 }
 
 /// The folder is a Hugging Face model with its proof, and its weights differ from the base's.
-fn check_merged(folder: &Path) -> Outcome<Value> {
+fn check_merged(bench: &Bench) -> Outcome<Value> {
+    const Q: &str = "model.layers.0.self_attn.q_proj.weight";
+    let folder = &bench.merged();
     // An export may make a folder of its own inside the chosen one.
     let is_model = |folder: &Path| folder.join("config.json").is_file();
     let inner =
@@ -163,11 +170,20 @@ fn check_merged(folder: &Path) -> Outcome<Value> {
             return Err(format!("the merged folder has no {name}").into());
         }
     }
-    let bytes = fs::read(found.join("model.safetensors"))?;
-    let tensors = safetensors::SafeTensors::deserialize(&bytes)?;
-    let q = tensors.tensor("model.layers.0.self_attn.q_proj.weight")?;
-    if q.shape()[1] != tiny_model::HIDDEN {
-        return Err(format!("q_proj of the merged model has shape {:?}", q.shape()).into());
+    let q = |folder: &Path| -> Outcome<Tensor> {
+        let mut tensors = candle_core::safetensors::load(folder.join("model.safetensors"), &Device::Cpu)?;
+        tensors.remove(Q).ok_or_else(|| format!("{} has no {Q}", folder.display()).into())
+    };
+    let merged = q(&found)?;
+    // The base's, rounded as the export is: else rounding alone would be a difference.
+    let base = q(&bench.model())?.to_dtype(merged.dtype())?;
+    if merged.dims() != base.dims() {
+        return Err(format!("{Q} of the merged model has shape {:?}", merged.dims()).into());
+    }
+    let values =
+        |tensor: &Tensor| -> candle_core::Result<Vec<f32>> { tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1() };
+    if values(&merged)? == values(&base)? {
+        return Err(format!("{Q} of the merged model is the base's").into());
     }
     Ok(serde_json::from_slice(&fs::read(found.join("proof.json"))?)?)
 }

@@ -104,8 +104,9 @@ async fn open_model_and_data(studio: &Studio, model: &Path, data: &Path) -> Outc
     studio.type_into("model-path", path_text(model)).await?;
     studio.click("model-open").await?;
     studio.wait("model-ready", LATER).await?;
-    let level = ["whole", "recompute", "large"];
-    studio.attribute_among("catalogue-row", "data-level", &level, LATER).await?;
+    for (model, level) in [("smollm2-135m", "whole"), ("llama-3.1-70b", "large")] {
+        studio.wait_css(&format!("[data-model=\"{model}\"][data-level={level}]"), LATER).await?;
+    }
     studio.click("step-data").await?;
     studio.type_into("data-path", path_text(data)).await?;
     studio.click("data-open").await?;

@@ -117,6 +117,12 @@ impl Studio {
         self.wait_until(id, patience, "shown", async |element| element.is_displayed().await).await
     }
 
+    /// The first that this selector finds, once it is there and shown.
+    pub(crate) async fn wait_css(&self, selector: &str, patience: Duration) -> Outcome<WebElement> {
+        let is_shown = async |element: &WebElement| element.is_displayed().await;
+        self.wait_at(By::Css(selector), selector, patience, "shown", is_shown).await
+    }
+
     /// The element with this test id, once `holds` of it.
     pub(crate) async fn wait_until(
         &self,
@@ -187,7 +193,11 @@ impl Studio {
 
     async fn click_at(&self, by: By, name: &str) -> Outcome<()> {
         self.settled().await?;
-        let is_clickable = async |element: &WebElement| element.is_clickable().await;
+        // A button of the page that does nothing now says so and stays within reach.
+        let is_clickable = async |element: &WebElement| {
+            let is_off = element.attr("aria-disabled").await?.as_deref() == Some("true");
+            Ok(!is_off && element.is_clickable().await?)
+        };
         let element = self.wait_at(by, name, SOON, "clickable", is_clickable).await?;
         element.scroll_into_view().await?;
         element.click().await.map_err(|error| format!("clicking `{name}`: {error}").into())

@@ -7,29 +7,31 @@ import type { Advice } from "$lib/bindings/Advice";
 import type { CardReport } from "$lib/bindings/CardReport";
 import type { ErrorReport } from "$lib/bindings/ErrorReport";
 import type { GpuSetup } from "$lib/bindings/GpuSetup";
+import type { Plan } from "$lib/bindings/Plan";
 import type { PlanWarning } from "$lib/bindings/PlanWarning";
 import type { Reason } from "$lib/bindings/Reason";
 import type { Remedy } from "$lib/bindings/Remedy";
 import type { Formatter, Lang } from "$lib/format";
 import type { Note, PaceNote } from "$lib/stores/run-state";
 
+import { en } from "./en";
 import {
   zhCardOutcomes,
   zhChanges,
   zhChecks,
-  zhErrors,
   zhGpuReasons,
   zhItems,
   zhPaces,
   zhPhrases,
   zhProblems,
   zhReasons,
-  zhRemarks,
+  zhRemedies,
   zhRunWarnings,
   zhSettings,
   zhWarnings,
 } from "./engine-zh";
-import { en } from "./en";
+import { zhErrors } from "./errors-zh";
+import { byRule } from "./sentences-zh";
 
 export interface Explained {
   message: string;
@@ -54,10 +56,9 @@ export function phrase(text: string, lang: Lang): string {
   return (lang === "zh" ? zhPhrases[text] : enPhrases[text]) ?? text;
 }
 
-/** A sentence about a model or a file, as far as it is known. */
+/** A sentence that has no code, as far as its form is known. */
 export function remark(text: string, lang: Lang): string {
-  const known = lang === "zh" ? zhRemarks.find(([pattern]) => pattern.test(text)) : undefined;
-  return known ? text.replace(...known) : text;
+  return lang === "zh" ? byRule(text) : text;
 }
 
 const enPhrases: Record<string, string> = {
@@ -83,6 +84,7 @@ const enProblems: Record<string, string> = {
   unclosed_quote: "Quote is not closed",
   text_after_quote: "Text after a closing quote",
   lone_surrogate: "Broken character",
+  not_utf8: "Not UTF-8 text",
   no_conversation: "No conversation in the row",
   empty_conversation: "Conversation is empty",
   no_assistant_turn: "No answer to learn",
@@ -94,6 +96,7 @@ const enProblems: Record<string, string> = {
   tool_arguments: "Tool call cannot be read",
   template_refused: "Chat template refuses the row",
   template_failed: "Chat template fails on the row",
+  unwritten_turn: "Chat template leaves out a turn",
   tokenizer: "Cannot be turned into tokens",
   mask: "Learned part cannot be found",
   nothing_learned: "Nothing would be learned",
@@ -102,23 +105,30 @@ const enProblems: Record<string, string> = {
 };
 
 /** Why a setting is what it is. */
-export function reasonWords(reason: Reason, lang: Lang): string {
-  return lang === "zh" ? (zhReasons[reason.code] ?? reason.why) : reason.why;
+export function reasonWords(reason: Reason, plan: Plan, lang: Lang, f: Formatter): string {
+  return (lang === "zh" ? zhReasons[reason.code]?.(plan, f, reason.why) : null) ?? reason.why;
 }
+
+/** The engine says nothing of a difference in memory that is smaller. */
+const LEAST_DIFFERENCE = 2 ** 19;
 
 /** What another value would do: said from its numbers, where there are numbers. */
 export function changeWords(reason: Reason, lang: Lang, f: Formatter): string {
   const { change } = reason;
   if (lang !== "zh") return reason.if_changed;
-  if (change === null) return zhChanges[reason.setting] ?? reason.if_changed;
+  if (change === null) {
+    const known = zhChanges[reason.setting];
+    return known ? byRule(reason.if_changed, [known]) : reason.if_changed;
+  }
   const signed = (n: number, words: string) => `${n < 0 ? "−" : "+"}${words}`;
   const parts: string[] = [];
-  if (change.bytes !== 0) parts.push(signed(change.bytes, f.file(Math.abs(change.bytes))));
-  if (Math.abs(change.time_s) >= 1) parts.push(signed(change.time_s, f.duration(Math.abs(change.time_s))));
   if (change.n_over_length !== 0)
     parts.push(`超长样本 ${signed(change.n_over_length, f.count(Math.abs(change.n_over_length)))} 条`);
+  if (Math.abs(change.bytes) >= LEAST_DIFFERENCE) parts.push(signed(change.bytes, f.file(Math.abs(change.bytes))));
+  if (Math.abs(change.time_s) >= 1) parts.push(signed(change.time_s, f.duration(Math.abs(change.time_s))));
+  if (parts.length === 0) parts.push("没有额外开销");
   if (!change.fits) parts.push("放不下");
-  return `${zhValue(change.value)}：${parts.length > 0 ? parts.join("，") : "没有变化"}`;
+  return `${zhValue(change.value)}：${parts.join("，")}`;
 }
 
 /** The value of a setting as the engine writes it: "Most (C0); part (c1) in 9 of 32 layers". */
@@ -135,40 +145,8 @@ function zhValue(value: string): string {
   return value;
 }
 
-export function remedyWords(remedy: Remedy, lang: Lang, f: Formatter): string {
-  if (lang !== "zh") return remedy.words;
-  const saves = remedy.saves_bytes > 0 ? `，省 ${f.file(remedy.saves_bytes)}` : "";
-  const enough = remedy.enough ? "，这样就放得下" : "";
-  switch (remedy.setting) {
-    case "data.length":
-      return `长度设为 ${remedy.value}${saves}${enough}。`;
-    case "lora.rank":
-      return `LoRA 秩设为 ${remedy.value}${saves}${enough}。`;
-    case "micro_batch":
-      return `一次 ${remedy.value} 条序列，每步总数不变${saves}${enough}。`;
-    case "base":
-      return `基座使用 ${remedy.value.toUpperCase()}${saves}${enough}。`;
-    case "recompute":
-      return `重算更多${saves}${enough}。`;
-    case "host_memory":
-      return `放在哪里等待、MLP 如何分批由方案决定${saves}${enough}。`;
-    case "n_layers_cached":
-      return `不保留反量化的权重${saves}${enough}。`;
-    case "compute":
-      return `改用 ${remedy.value} 计算${saves}${enough}。`;
-    case "optimizer.kind":
-      return `优化器状态改为 8 位${saves}${enough}。`;
-    case "memory_limit_bytes":
-      return `把内存上限提高到 ${f.memory(Number(remedy.value))}${enough}。`;
-    case "other_programs":
-      return `关闭其他程序${saves}${enough}。`;
-    case "model":
-      return `换一个更小的模型${remedy.value ? `，例如 ${remedy.value}` : ""}${saves}${enough}。`;
-    case "card":
-      return `换一张内存更大的显卡，例如 ${remedy.value}${enough}。`;
-    default:
-      return remedy.words;
-  }
+export function remedyWords(remedy: Remedy, lang: Lang): string {
+  return lang === "zh" ? byRule(remedy.words, zhRemedies[remedy.setting] ?? []) : remedy.words;
 }
 
 /** How the search for cards ended: what was found, and what can be done. */
@@ -180,7 +158,9 @@ export function cardReport(report: CardReport, lang: Lang): [string, string] {
 /** Something worth knowing about the computer: what is so, and what can be done. */
 export function adviceWords(advice: Advice, lang: Lang): [string, string] {
   const known = lang === "zh" ? zhErrors[advice.code] : undefined;
-  return known === undefined ? [advice.message, advice.next_step] : [known[0], known[1]];
+  if (known === undefined) return [advice.message, advice.next_step];
+  const said = byRule(advice.message);
+  return [said === advice.message ? known[0] : said, known[1]];
 }
 
 /** Why runs train on the processor though there is a card, and what can be done. */
@@ -194,8 +174,8 @@ export function checkName(code: string, name: string, lang: Lang): string {
   return lang === "zh" ? (zhChecks[code] ?? name) : name;
 }
 
-export function warningWords(warning: PlanWarning, lang: Lang): string {
-  return lang === "zh" ? (zhWarnings[warning.code] ?? warning.message) : warning.message;
+export function warningWords(warning: PlanWarning, plan: Plan, lang: Lang, f: Formatter): string {
+  return (lang === "zh" ? zhWarnings[warning.code]?.(plan, f, warning.message) : null) ?? warning.message;
 }
 
 /** Why a run is slower than it could be, or waits. */
@@ -242,8 +222,10 @@ function zhRung({ from, to, reason }: Extract<Note, { kind: "rung" }>): [string,
   if (from.head_rows !== to.head_rows) changes.push(`输出层一次 ${to.head_rows} 行（原为 ${from.head_rows} 行）`);
   if (from.micro_batch !== to.micro_batch)
     changes.push(`一次 ${to.micro_batch} 条序列、每步 ${to.accumulation} 次（原为 ${from.micro_batch} × ${from.accumulation}）`);
-  if (from.recompute !== to.recompute || from.n_layers_eased !== to.n_layers_eased)
+  if (from.recompute !== to.recompute)
     changes.push(`重算方式 ${to.recompute.toUpperCase()}（原为 ${from.recompute.toUpperCase()}）`);
+  else if (from.n_layers_eased !== to.n_layers_eased)
+    changes.push(`比 ${to.recompute.toUpperCase()} 少重算的层为 ${to.n_layers_eased} 层（原为 ${from.n_layers_eased} 层）`);
   if (from.mlp_rows !== to.mlp_rows && to.mlp_rows !== null) changes.push(`MLP 一次 ${to.mlp_rows} 个词元`);
   if (from.offload_inputs !== to.offload_inputs) changes.push("各层的输入放在系统内存中等待");
   const rehearsed = /^The rehearsal took (.+), (.+) more than planned, and (.+) are free for it\.$/.exec(reason);

@@ -1,9 +1,10 @@
+import { readdirSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+
 import { expect, test } from "vitest";
 
-import { formatter } from "$lib/format";
-
 import { en } from "./en";
-import { explain, itemLabel, remark, remedyWords, valueWords } from "./engine";
+import { explain, itemLabel, remark, valueWords } from "./engine";
 import { systemLang } from "./index.svelte";
 import { zh } from "./zh";
 
@@ -51,6 +52,16 @@ test("nothing is left in English by oversight", () => {
   expect(same.map(([key]) => key).filter((key) => !allowed(key))).toEqual([]);
 });
 
+test("no text is dead: each is asked for by its name", () => {
+  const root = join(process.cwd(), "src");
+  const source = readdirSync(root, { recursive: true, encoding: "utf8" })
+    .filter((path) => /\.(ts|svelte)$/.test(path) && !/\.test\.ts$|[\\/](en|zh)(-around)?\.ts$/.test(path))
+    .map((path) => readFileSync(join(root, path), "utf8"))
+    .join("\n");
+  const names = new Set([...english.keys()].map((key) => key.split(".")[1] as string));
+  expect([...names].filter((name) => !new RegExp(`\\.${name}\\b|"${name}"`).test(source))).toEqual([]);
+});
+
 test("Chinese sentences end in full-width punctuation", () => {
   for (const [key, leaf] of chinese)
     if (typeof leaf === "string") expect(/[\u4e00-\u9fff][.,:;!?]($|\s)/.test(leaf), key).toBe(false);
@@ -95,18 +106,11 @@ test("a remark about a model or a file keeps its values, and an unknown one the 
   for (const [text, lang] of [["Brand new.", "zh"], [ends, "en"]] as const) expect(remark(text, lang)).toBe(text);
 });
 
-test("every remedy that is a setting is said in Chinese", () => {
-  const settings = ["data.length", "lora.rank", "micro_batch", "base", "recompute", "optimizer.kind"];
-  for (const setting of [...settings, "memory_limit_bytes", "other_programs", "model", "card"]) {
-    const remedy = { setting, value: "8", words: "English words", saves_bytes: 2 ** 20, enough: false };
-    expect(remedyWords(remedy, "zh", formatter("zh")), setting).not.toMatch(/English/);
-  }
-});
-
-test("the engine's newest refusals are said in Chinese, and none that it no longer has", () => {
-  const said = (code: string) => explain({ code, message: "m", next_step: "n" }, "zh").original !== null;
-  const codes = ["plan.repeated_target", "plan.no_compute", "plan.base_contradiction"];
-  for (const code of [...codes, "model.unknown_name", "model.not_here", "step.no_card", "step.unknown_token", "run.beyond_f16"])
-    expect(said(code), code).toBe(true);
-  expect(said("plan.all_held_out")).toBe(false);
+test("pieces that the engine joins are said one by one, an unknown one in the engine's words", () => {
+  expect(remark("2 wrong: a.weight differs in 3 of 9 values; b.weight has another shape", "zh")).toBe(
+    "2 个不对：a.weight 的 9 个值中有 3 个不同；b.weight 的形状不同",
+  );
+  const broken = "incomplete JSON, it ends early at column 58 of its line 3 (EOF); nothing after this row could be read";
+  expect(remark(broken, "zh")).toBe("JSON 不完整，在其第 3 行第 58 列提前结束（EOF）；此行之后的内容无法读取");
+  expect(remark("prompt 2 is encoded differently; brand new", "zh")).toBe("提示 2 的编码不同；brand new");
 });

@@ -1,14 +1,13 @@
 import type { CardTable } from "$lib/bindings/CardTable";
 import type { Largest } from "$lib/bindings/Largest";
 import type { TableCell } from "$lib/bindings/TableCell";
+import { GIB } from "$lib/format";
 
 import { mockPlan } from "./mock-plan";
 import { mockProfiles } from "./mock-profiles";
 import type { CardTableRequest, FitsRequest, ModelFit, PlanRequest } from "./types";
 
 import catalogue from "../../../../assets/models.toml?raw";
-
-const GIB = 2 ** 30;
 
 /** The published models of the engine's own file with figures that follow size and card roughly; for page tests only. */
 export function mockModelFits({ config, stats, hardware }: FitsRequest): ModelFit[] {
@@ -47,6 +46,7 @@ export function mockModelFits({ config, stats, hardware }: FitsRequest): ModelFi
             total_s: tokens / rate,
             base: params > 2e9 ? "nf4" : "half",
             recompute,
+            offloads: card !== undefined && recompute === "c0" && planned > 0.9 * budget,
             length,
           },
       refused: refused

@@ -3,10 +3,10 @@ import type { Reason } from "$lib/bindings/Reason";
 import type { RunConfig } from "$lib/bindings/RunConfig";
 
 import { computeOf, exactBase, setRank } from "$lib/draft";
+import { GIB } from "$lib/format";
 
 import type { PlanRequest } from "./types";
 
-const GIB = 2 ** 30;
 const MIB = 2 ** 20;
 
 function mockPrice(prices: RunConfig["prices"], board_w: number | null, seconds: number): Plan["price"] {
@@ -16,7 +16,10 @@ function mockPrice(prices: RunConfig["prices"], board_w: number | null, seconds:
   return {
     currency: prices.currency,
     power_w,
-    power_words: "90 % of the board power, and 75 W around it",
+    power_words:
+      board_w === null
+        ? "assumed for a home computer whose processor is busy"
+        : `90 % of the board's ${board_w} W, and 75 W assumed for the rest of the computer`,
     energy_kwh,
     energy_cost: prices.per_kwh === null ? null : energy_kwh * prices.per_kwh,
     rent_cost: prices.per_hour === null ? null : (seconds / 3600) * prices.per_hour,
@@ -106,7 +109,7 @@ export function mockPlan(request: PlanRequest): Plan {
   const time = {
     tokens_per_s: rate,
     basis: card ? ("calculated" as const) : ("measured" as const),
-    basis_words: card ? "operations over the card's rate" : "measured on this processor with this model",
+    basis_words: card ? "calculated from 40 % of 51.0 TFLOP/s" : "measured with this model on this hardware",
     plus_minus: card ? 0.15 : 0.05,
     step_s: 1690 / rate,
     evaluation_s: 40,
@@ -180,7 +183,7 @@ export function mockPlan(request: PlanRequest): Plan {
         {
           setting: "memory_limit_bytes",
           value: String(planned),
-          words: "Raise the memory limit to what the run needs.",
+          words: `Raise the memory limit to ${(planned / GIB).toFixed(2)} GiB.`,
           saves_bytes: planned - budget,
           enough: planned <= freeForRun,
         },
@@ -189,11 +192,19 @@ export function mockPlan(request: PlanRequest): Plan {
       {
         setting: "other_programs",
         value: "",
-        words: "Close other programs: more must be free on this device.",
+        words: "Close other programs: 1.2 GiB more must be free on this device, and they hold 2.9 GiB now.",
         saves_bytes: planned - budget,
         enough: false,
       },
     ];
+    if (config.n_layers_cached)
+      found.push({
+        setting: "n_layers_cached",
+        value: "0",
+        words: "Keep no weights dequantised: the same result, a little slower.",
+        saves_bytes: 7 * MIB * config.n_layers_cached,
+        enough: false,
+      });
     if (micro > 1)
       found.push({
         setting: "micro_batch",
@@ -202,13 +213,31 @@ export function mockPlan(request: PlanRequest): Plan {
         saves_bytes: Math.round(630 * MIB * tokens * (1 - 1 / micro)),
         enough: false,
       });
-    found.push({
-      setting: "base",
-      value: "nf4",
-      words: "Hold the base in NF4: 0.34 GiB less; the base is rounded.",
-      saves_bytes: 349 * MIB,
-      enough: true,
-    });
+    if (base !== "nf4")
+      found.push({
+        setting: "base",
+        value: "nf4",
+        words: "Hold the base in 4 bit (NF4): a little less exact.",
+        saves_bytes: 349 * MIB,
+        enough: true,
+      });
+    else
+      found.push(
+        {
+          setting: "model",
+          value: "",
+          words: "Choose a smaller model: the least this one needs is 0.95 GiB.",
+          saves_bytes: 0,
+          enough: false,
+        },
+        {
+          setting: "card",
+          value: "rtx-4060-ti-16gb",
+          words: "Use a card with 16 GiB: on RTX 4060 Ti, 16 GB it fits as you asked.",
+          saves_bytes: 0,
+          enough: true,
+        },
+      );
     return found;
   };
   const modes = { n: "Nothing (N)", c1: "Part (C1)", c0: "Most (C0)" };
@@ -254,17 +283,17 @@ export function mockPlan(request: PlanRequest): Plan {
         "packing",
         "packed",
         "short_examples",
-        "Examples are short: packed, 454 make 94 sequences and never see each other.",
+        "Examples have 110 tokens on average: 454 fill 94 sequences. They never see each other.",
         "One by one: +3 min",
-        change("one by one", 0, 180, (c) => (c.data.packing = false)),
+        change("One by one", 0, 180, (c) => (c.data.packing = false)),
       ),
       reason(
         "batch",
         `${micro} × ${accumulation}`,
         "accumulated",
         `${accumulation} micro-batches of ${micro} train exactly like one batch of ${micro * accumulation}.`,
-        "8 × 2: +630 MiB, same training",
-        change("8 × 2 = 16", 630 * MIB, -30, (c) => ((c.micro_batch = 8), (c.accumulation = 2))),
+        "8 × 2: +630 MiB, −30 s",
+        change("8 × 2", 630 * MIB, -30, (c) => ((c.micro_batch = 8), (c.accumulation = 2))),
       ),
       reason(
         "recompute",
@@ -280,7 +309,7 @@ export function mockPlan(request: PlanRequest): Plan {
         "optimizer",
         optimizer,
         "small_state",
-        "32-bit state takes 0.2 % of the memory.",
+        "32-bit state takes 0.2 % of the memory free for this run, 8-bit 0.1 %.",
         "8-bit: −28 MiB",
         change("8-bit", -28 * MIB, 0, (c) => (c.optimizer.kind = "adam_w8")),
       ),
@@ -289,17 +318,17 @@ export function mockPlan(request: PlanRequest): Plan {
         base,
         "fits",
         "The exact base fits, so nothing is rounded.",
-        "NF4: −349 MiB, +1 min",
-        change("NF4", -349 * MIB, 50, (c) => (c.base = "nf4")),
+        "NF4 base: −349 MiB, +1 min",
+        change("NF4 base", -349 * MIB, 50, (c) => (c.base = "nf4")),
       ),
       reason(
         "learning_rate",
         "2e-4",
         "usual",
         "Usual for LoRA, at batch 16 too.",
-        "1e-4 learns slower and forgets less.",
+        "1e-4: learns slower, forgets less. No cost.",
       ),
-      reason("warmup", "6 steps", "share", "3 % of 212 steps.", ""),
+      reason("warmup", "6 steps", "share", "3 % of 212 steps.", "Longer: gentler start. No cost."),
       reason(
         "epochs",
         "3",
@@ -312,7 +341,7 @@ export function mockPlan(request: PlanRequest): Plan {
         "evaluation",
         "every 20 steps",
         "held_out",
-        "24 examples held out.",
+        "24 examples held out. Also saves every 5 min 00 s.",
         "Every 10 steps: +1 min",
         change("Every 10 steps", 0, 60, (c) => (c.evaluation.every_steps = 10)),
       ),

@@ -20,6 +20,7 @@ import type { RunConfig } from "$lib/bindings/RunConfig";
 import type { RunSummary } from "$lib/bindings/RunSummary";
 
 import { openConfig } from "$lib/draft";
+import { GIB } from "$lib/format";
 
 import { MockGpu } from "./mock-gpu";
 import { mockCardTable, mockLargest, mockModelFits } from "./mock-models";
@@ -27,7 +28,6 @@ import { mockPlan, outlineOf } from "./mock-plan";
 import { mockProfiles } from "./mock-profiles";
 import type { CardFigures, CardTableRequest, ChatRequest, ExportRequest, FitsRequest, InspectRequest, PlanRequest, Preset, Profile } from "./types";
 
-const GIB = 2 ** 30;
 const MODEL = "/home/ana/.cache/hearth/SmolLM2-135M-Instruct-Q4_1.gguf";
 const DATA = "/usr/share/hearth/demo/train.jsonl";
 const N_STEPS = 212;
@@ -214,14 +214,14 @@ function inspection(request: InspectRequest | null): Inspection {
             row: 207,
             line: 207,
             code: "json_incomplete",
-            reason: "the line ends inside a string that begins at column 58",
+            reason: "incomplete JSON, it ends early at column 112 (EOF while parsing a string)",
             left_out: true,
           },
           {
             row: 342,
             line: 342,
             code: "empty_answer",
-            reason: "the answer is empty: nothing to learn",
+            reason: "the assistant's turn 2 is empty",
             left_out: true,
           },
         ]
@@ -354,7 +354,7 @@ export function events(until: number, end: "none" | "finished" | "failed", onCar
       push({
         type: "rung",
         step: step - 1,
-        reason: "Memory ran out after step 33: 1.2 GiB more were needed and 0.9 GiB are free.",
+        reason: "Memory ran out after step 33: 1.2 GiB for kept activations could not be had; this run holds 2.4 GiB, most of it base weights 1 GiB.",
         words:
           "From here on: 2 sequences at once instead of 4, and 8 times a step. The sequences of a step, their order and all that is learned stay the same; only the time changes.",
         from: { micro_batch: 4, accumulation: 4, head_rows: 256, recompute: "n", n_layers_eased: 0 },
@@ -768,8 +768,8 @@ function mockProof(kind: string): unknown {
     checks: [
       check("loads", "Loaded back from the disk", "yes", "by the ordinary loader"),
       check("tokenizer", "Token ids", "equal on 4 prompts", "equal to the base's"),
-      check("weights", "Weights", "272 tensors equal", "W + (alpha / rank) B A, rounded to bf16 once"),
-      check("change", "Change from the base", "210 of 210 layers differ", "at least one layer differs"),
+      check("weights", "Weights", "272 of 272 tensors as computed", "W + (alpha / rank) B A, rounded to bf16 once"),
+      check("change", "Change from the base", "210 of 210 layers differ, most layer 3 q_proj by 0.81, 4.2 % of its weight", "at least one layer differs"),
       check("logits", "Largest logit difference", "0.031", "at most 0.21 for bf16"),
       check("divergence", "Mean divergence", "0.00011 nats", "at most 0.0012 nats"),
       check(

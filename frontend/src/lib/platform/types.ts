@@ -108,6 +108,8 @@ export interface ModelFit {
     total_s: number;
     base: BaseFormat;
     recompute: Recompute;
+    /** Something of it waits in system memory while the card computes. */
+    offloads: boolean;
     length: number;
   } | null;
   refused: ErrorReport | null;

@@ -12,12 +12,13 @@ import { data } from "./data.svelte";
 import { plan } from "./plan.svelte";
 
 /** How a model sits on a card, the best first. */
-export const LEVELS = ["whole", "recompute", "large", "refused"] as const;
+export const LEVELS = ["whole", "recompute", "offload", "large", "refused"] as const;
 export type Level = (typeof LEVELS)[number];
 
 export function levelOf({ fit }: ModelFit): Level {
   if (fit === null) return "refused";
   if (!fit.fits) return "large";
+  if (fit.offloads) return "offload";
   return fit.recompute === "n" ? "whole" : "recompute";
 }
 
@@ -46,11 +47,10 @@ export type Order = "fit" | "size" | "speed";
  */
 export function ordered(models: readonly ModelFit[], order: Order): ModelFit[] {
   const key = (model: ModelFit): [number, number] => {
-    const level = levelOf(model);
-    const fits = level === "whole" || level === "recompute";
+    const fits = model.fit?.fits ?? false;
     switch (order) {
       case "fit":
-        return [LEVELS.indexOf(level), fits ? -model.params : model.params];
+        return [LEVELS.indexOf(levelOf(model)), fits ? -model.params : model.params];
       case "size":
         return [0, model.params];
       case "speed":

@@ -6,7 +6,14 @@ import type { ModelFit } from "$lib/platform";
 
 import { cheapest, levelOf, ordered } from "./catalogue.svelte";
 
-const model = (id: string, params: number, fits: boolean | null, recompute: "n" | "c0", speed: number): ModelFit => ({
+const model = (
+  id: string,
+  params: number,
+  fits: boolean | null,
+  recompute: "n" | "c0",
+  speed: number,
+  offloads = false,
+): ModelFit => ({
   id,
   title: id,
   hub: `maker/${id}`,
@@ -26,6 +33,7 @@ const model = (id: string, params: number, fits: boolean | null, recompute: "n" 
           total_s: 1,
           base: "nf4",
           recompute,
+          offloads,
           length: 512,
         },
   refused: fits === null ? { code: "plan.length_past_model", message: "m", next_step: "" } : null,
@@ -33,7 +41,9 @@ const model = (id: string, params: number, fits: boolean | null, recompute: "n" 
 
 const models = [
   model("refused", 2, null, "n", 0),
-  model("huge", 70, false, "c0", 9000),
+  model("huge", 70, false, "c0", 9000, true),
+  model("parked", 13, true, "c0", 20, true),
+  model("streamed", 9, true, "n", 30, true),
   model("large", 40, false, "c0", 8000),
   model("small", 1, true, "n", 500),
   model("middle", 8, true, "c0", 60),
@@ -41,17 +51,22 @@ const models = [
 ];
 const ids = (order: "fit" | "size" | "speed") => ordered(models, order).map(({ id }) => id);
 
-test("by fit the most capable of what fits whole comes first, then what recomputes, then what is nearest to fitting", () => {
-  expect(ids("fit")).toEqual(["fair", "small", "middle", "large", "huge", "refused"]);
-  expect(models.map(levelOf)).toEqual(["refused", "large", "large", "whole", "recompute", "whole"]);
+test("by fit what fits whole comes first, then what recomputes, what waits in system memory, what nearly fits", () => {
+  expect(ids("fit")).toEqual(["fair", "small", "middle", "parked", "streamed", "large", "huge", "refused"]);
+});
+
+test("what waits in system memory is said, whether or not it is also recomputed", () => {
+  const level = (id: string) => levelOf(models.find((model) => model.id === id) as ModelFit);
+  expect(["fair", "middle", "parked", "streamed"].map(level)).toEqual(["whole", "recompute", "offload", "offload"]);
+  expect(["huge", "large", "refused"].map(level)).toEqual(["large", "large", "refused"]);
 });
 
 test("by speed a model that does not fit is behind every one that does", () => {
-  expect(ids("speed")).toEqual(["small", "fair", "middle", "huge", "large", "refused"]);
+  expect(ids("speed")).toEqual(["small", "fair", "middle", "streamed", "parked", "huge", "large", "refused"]);
 });
 
 test("by size everything is in one row, the smallest first", () => {
-  expect(ids("size")).toEqual(["small", "refused", "fair", "middle", "large", "huge"]);
+  expect(ids("size")).toEqual(["small", "refused", "fair", "middle", "streamed", "parked", "large", "huge"]);
 });
 
 test("the card that is needed is the cheapest that takes the model, however it fits; one without a price is none", () => {

@@ -3,7 +3,7 @@ import type { Hardware } from "$lib/bindings/Hardware";
 import type { Plan } from "$lib/bindings/Plan";
 import type { RunConfig } from "$lib/bindings/RunConfig";
 import { likeMemory, withMemory } from "$lib/cards";
-import { applyRemedy, forHardware, openConfig, suggestName } from "$lib/draft";
+import { applyRemedy, forHardware, NO_PRICES, openConfig, suggestName } from "$lib/draft";
 import { toReport } from "$lib/errors";
 import { platform, type PlanRequest } from "$lib/platform";
 
@@ -150,7 +150,8 @@ class PlanStore {
     const config = this.config();
     const hardware = card.hardware;
     if (config === null || hardware === null || model.shape === null || data.found === null) return null;
-    return { config, shape: model.shape, stats: data.found.stats, hardware };
+    const priced = { ...config, prices: config.prices ?? NO_PRICES };
+    return { config: priced, shape: model.shape, stats: data.found.stats, hardware };
   }
 
   #stir(): void {

@@ -123,3 +123,20 @@ describe("values", () => {
     expect(folded([started(0, false), at({ type: "failed", error })]).end).toEqual({ kind: "failed", error });
   });
 });
+
+describe("what is not as planned", () => {
+  const rung = () => at({ type: "rung", step: 1, reason: "r", words: "w", from: {}, to: {} });
+  const warning = (code: string) => at({ type: "warning", code, message: "m" });
+
+  test("is the newest ladder step or word of the card's memory, and no other warning", () => {
+    expect(folded([started(0, false), step(1, 2), warning("run.no_evaluation")]).trouble).toBeNull();
+    expect(folded([started(0, false), step(1, 2), rung()]).trouble).toMatchObject({ kind: "rung", step: 1 });
+    const both = folded([started(0, false), rung(), step(1, 2), warning("run.card_spilled"), warning("rehearsal.slower")]);
+    expect(both.trouble).toMatchObject({ code: "run.card_spilled", step: 1 });
+  });
+
+  test("stays a smaller step when the run is taken up again, not what was said of the card", () => {
+    expect(folded([started(0, false), rung(), started(0, true)]).trouble).toMatchObject({ kind: "rung" });
+    expect(folded([started(0, false), warning("run.card_filling"), started(0, true)]).trouble).toBeNull();
+  });
+});

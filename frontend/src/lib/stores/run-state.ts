@@ -76,6 +76,8 @@ export interface RunState {
   rehearsal: Rehearsal | null;
   /** Why the run is slower than it could be, or waits; null at full speed. */
   held: PaceNote | null;
+  /** Why the run is not as it was planned, the newest: memory ran out, or its card is short of it; null where it is. */
+  trouble: Note | null;
   /** The newest reading of the card. */
   reading: CardReading | null;
   exported: { kind: string; path: string; proven: boolean }[];
@@ -123,6 +125,7 @@ export function emptyRun(): RunState {
     notes: [],
     rehearsal: null,
     held: null,
+    trouble: null,
     reading: null,
     exported: [],
     resumedAt: [],
@@ -154,6 +157,8 @@ function applyOne(state: RunState, line: EventLine): void {
       state.phase = null;
       state.etaS = null;
       state.held = null;
+      // What was said of the card was so for the process before; less memory is taken until the end.
+      if (state.trouble?.kind === "warning") state.trouble = null;
       if (line.resumed) {
         state.resumedAt.push(line.step);
         rewind(state, line.step);
@@ -209,12 +214,17 @@ function applyOne(state: RunState, line: EventLine): void {
     case "checkpoint":
       state.checkpoint = { step: line.step, timeMs: line.time_ms, bytes: line.bytes };
       break;
-    case "warning":
-      state.notes.push({ ...at, kind: "warning", code: line.code, message: line.message });
+    case "warning": {
+      const said: Note = { ...at, kind: "warning", code: line.code, message: line.message };
+      state.notes.push(said);
+      if (line.code === "run.card_filling" || line.code === "run.card_spilled") state.trouble = said;
       break;
+    }
     case "rung": {
       const { reason, words, from, to } = line;
-      state.notes.push({ ...at, kind: "rung", reason, words, from, to });
+      const said: Note = { ...at, kind: "rung", reason, words, from, to };
+      state.notes.push(said);
+      state.trouble = said;
       break;
     }
     case "loss_scale": {

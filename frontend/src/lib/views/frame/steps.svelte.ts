@@ -1,3 +1,4 @@
+import { shortName } from "$lib/cards";
 import { i18n } from "$lib/i18n/index.svelte";
 import { card } from "$lib/stores/card.svelte";
 import { data } from "$lib/stores/data.svelte";
@@ -15,6 +16,37 @@ export interface StepView {
   words: string;
 }
 
+/** Why there is no plan: model or data are not chosen, this computer cannot be looked at, or it is about to come. */
+export function planMissing(): "chosen" | "computer" | "coming" {
+  if (model.found === null || data.found === null) return "chosen";
+  return card.here === null && card.error !== null ? "computer" : "coming";
+}
+
+/** How far the open run is, or how it ended. */
+export function trainView(): [Mark, string] {
+  const { m, f } = i18n;
+  const w = m.step;
+  const step = f.count(run.state.step);
+  switch (run.status) {
+    case "none":
+      return ["todo", w.trainNone];
+    case "starting":
+      return ["running", w.trainStarting];
+    case "running":
+      return [run.state.trouble ? "note" : "running", w.trainStep(step, f.count(run.state.nSteps))];
+    case "paused":
+      return ["note", w.trainPaused(step)];
+    case "finished":
+      return ["done", w.trainDone(step, f.count(run.state.nSteps))];
+    case "stopped":
+      return ["note", w.trainStopped(step)];
+    case "failed":
+      return ["stop", w.trainFailed];
+    case "interrupted":
+      return ["note", w.trainInterrupted(step)];
+  }
+}
+
 /** Mark and words of the six steps, from the stores. */
 export function stepViews(): StepView[] {
   const { m, f } = i18n;
@@ -25,9 +57,7 @@ export function stepViews(): StepView[] {
     const chosen = card.profiles.find((p) => p.id === card.chosen);
     if (chosen) return ["note", chosen.name];
     const found = card.here.train_on === "card" ? card.here.cards[0] : undefined;
-    return found
-      ? ["done", found.name.replace(/^NVIDIA (GeForce )?/, "")]
-      : ["done", w.cardNone(f.memory(card.here.memory_total_bytes))];
+    return ["done", found ? shortName(found.name) : w.cardNone(f.memory(card.here.memory_total_bytes))];
   };
 
   const modelView = (): [Mark, string] => {
@@ -48,32 +78,13 @@ export function stepViews(): StepView[] {
 
   const planView = (): [Mark, string] => {
     if (plan.error) return ["stop", w.planBad];
-    if (plan.plan === null) return ["todo", w.planNeeds];
+    if (plan.plan === null)
+      return { chosen: ["todo", w.planNeeds], computer: ["stop", w.planBad], coming: ["running", w.planComing] }[
+        planMissing()
+      ] as [Mark, string];
     if (!plan.plan.fits) return ["stop", w.planNot];
     if (!card.isHere) return ["note", w.planElsewhere];
     return ["done", w.planFits(f.duration(plan.plan.time.total_s))];
-  };
-
-  const trainView = (): [Mark, string] => {
-    const step = f.count(run.state.step);
-    switch (run.status) {
-      case "none":
-        return ["todo", w.trainNone];
-      case "starting":
-        return ["running", w.trainStarting];
-      case "running":
-        return ["running", w.trainStep(step, f.count(run.state.nSteps))];
-      case "paused":
-        return ["note", w.trainPaused(step)];
-      case "finished":
-        return ["done", w.trainDone(step, f.count(run.state.nSteps))];
-      case "stopped":
-        return ["note", w.trainStopped(step)];
-      case "failed":
-        return ["stop", w.trainFailed];
-      case "interrupted":
-        return ["note", w.trainInterrupted(step)];
-    }
   };
 
   const useView = (): [Mark, string] => {

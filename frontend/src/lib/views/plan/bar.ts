@@ -3,33 +3,33 @@
 import type { Family } from "$lib/bindings/Family";
 import type { Plan } from "$lib/bindings/Plan";
 import type { PlanItem } from "$lib/bindings/PlanItem";
-import type { Lang } from "$lib/format";
+import { GIB, type Lang } from "$lib/format";
 import { itemLabel } from "$lib/i18n/engine";
 import type { Segment } from "$lib/ui/MemoryBar.svelte";
 
-const GIB = 2 ** 30;
-
-const FAMILIES: readonly { family: Family; token: string; shades: number }[] = [
-  { family: "weights", token: "m-weights", shades: 4 },
-  { family: "trained", token: "m-train", shades: 3 },
-  { family: "activations", token: "m-act", shades: 3 },
-  { family: "runtime", token: "m-run", shades: 2 },
+/** From the shade `soft` on a family is too light for the label of its darker ones. */
+const FAMILIES: readonly { family: Family; token: string; shades: number; soft: number }[] = [
+  { family: "weights", token: "m-weights", shades: 4, soft: 4 },
+  { family: "trained", token: "m-train", shades: 3, soft: 2 },
+  { family: "activations", token: "m-act", shades: 3, soft: 2 },
+  { family: "runtime", token: "m-run", shades: 2, soft: Infinity },
 ];
 
 export interface FamilyRows {
   family: Family;
-  rows: (PlanItem & { colour: string })[];
+  rows: (PlanItem & { colour: string; soft: boolean })[];
   bytes: number;
 }
 
 export function families(items: readonly PlanItem[], lang: Lang): FamilyRows[] {
-  return FAMILIES.map(({ family, token, shades }) => {
+  return FAMILIES.map(({ family, token, shades, soft }) => {
     const rows = items
       .filter((item) => item.family === family && item.bytes > 0)
       .map((item, i) => ({
         ...item,
         label: itemLabel(item.name, item.label, lang),
         colour: `${token}-${Math.min(i + 1, shades)}`,
+        soft: i + 1 >= soft,
       }));
     return { family, rows, bytes: rows.reduce((sum, item) => sum + item.bytes, 0) };
   }).filter(({ rows }) => rows.length > 0);
