@@ -247,7 +247,7 @@ for (const lang of LANGUAGES)
       await at(page, "price-currency").fill("EUR");
       await page.keyboard.press("Enter");
       await expect(at(page, "price-words")).toContainText("EUR");
-      await at(page, "reason-governor").scrollIntoViewIfNeeded();
+      await at(page, "reason-heat").scrollIntoViewIfNeeded();
       await shot(page, "4-plan-price", lang, theme);
 
       await at(page, "reach-fold").focus();
@@ -275,8 +275,8 @@ test("quiet hours are read, refused where they are none, and given back when emp
   await quiet.fill("25:00-07:00");
   await page.keyboard.press("Enter");
   await expect(quiet).toHaveAttribute("aria-invalid", "true");
-  await quiet.fill("22:00 – 07:00");
-  await page.keyboard.press("Enter");
+  await quiet.fill("22：00 – 7：00");
+  await page.keyboard.press("Tab");
   await expect(quiet).toHaveAttribute("aria-invalid", "false");
   await expect(quiet).toHaveValue("22:00-07:00");
   await at(page, "setting-heat").fill("");

@@ -45,3 +45,20 @@ test("a run on a card holds at the smallest window", async ({ page }) => {
   await expect(at(page, "train-step")).toHaveText("128");
   await shot(page, "9-small-train-card", "zh", "dark");
 });
+
+for (const lang of LANGUAGES)
+  test(`heat and power of a run that lives are changed where it trains, ${lang}`, async ({ page }) => {
+    await open(page, "running", lang, "light", "&card");
+    await at(page, "train-limits-fold").click();
+    await at(page, "setting-power").fill("150");
+    await page.keyboard.press("Enter");
+    await expect(at(page, "train-limits-fold")).toContainText("87 °C");
+    await expect(at(page, "train-limits-fold")).toContainText("150 W");
+    await at(page, "setting-heat").fill("30");
+    await page.keyboard.press("Enter");
+    await expect(at(page, "setting-heat")).toHaveAttribute("aria-invalid", "true");
+    await at(page, "reason-quiet").scrollIntoViewIfNeeded();
+    await shot(page, "5-train-limits", lang, "light");
+    await at(page, "train-stop").click();
+    await expect(at(page, "train-limits")).toHaveCount(0);
+  });

@@ -449,6 +449,7 @@ export const en = {
     tryIt: "Try it",
     warmup: (steps: string) => `The rate warms up over ${steps} steps.`,
     range: (min: string, max: string) => `between ${min} and ${max}`,
+    rangeWhole: (min: string, max: string) => `a whole number between ${min} and ${max}`,
     needsData: "Go to Data",
     margin: "margin",
     desktop: "desktop now",

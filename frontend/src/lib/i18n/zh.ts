@@ -444,6 +444,7 @@ export const zh: Dictionary = {
     tryIt: "试试看",
     warmup: (steps) => `学习率用 ${steps} 步预热。`,
     range: (min, max) => `应在 ${min} 到 ${max} 之间`,
+    rangeWhole: (min, max) => `应为 ${min} 到 ${max} 之间的整数`,
     needsData: "前往数据",
     margin: "余量",
     desktop: "桌面占用",

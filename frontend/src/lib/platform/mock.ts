@@ -471,6 +471,7 @@ export function installMock(): void {
     stopped: false,
     started: scenario !== "fresh" && scenario !== "draft" && scenario !== "small",
   };
+  let limits = { ...config.governor, ...(scenario === "resting" ? { quiet_hours: "18:00-07:00" } : {}) };
   // The page tests look for which computers plans were made.
   const planned = new Set<string>();
   Object.assign(window, { mockPlanned: planned });
@@ -628,9 +629,9 @@ export function installMock(): void {
         }
         return null;
       case "govern_run": {
-        const { quiet_hours } = args.limits as RunConfig["governor"];
+        limits = args.limits as RunConfig["governor"];
         const go = { type: "governor", pace: "full", code: "", message: "It goes on at full speed.", until_ms: null };
-        if (quiet_hours === null)
+        if (scenario === "resting" && limits.quiet_hours === null)
           for (const send of channels.values())
             lines(send, [go, { type: "phase", name: "train" }].map((e) => ({ time_ms: START + 6e5, ...e })));
         return null;
@@ -642,6 +643,7 @@ export function installMock(): void {
           plan: mockPlan({ config, shape, stats, hardware: computer } as PlanRequest) as Plan,
           config,
           settings: (mockPlan({ config, shape, stats, hardware: computer } as PlanRequest) as Plan).settings,
+          limits,
         };
       case "run_curve":
         return Array.from({ length: 96 }, (_, i) => lossAt((i * N_STEPS) / 96));
