@@ -286,3 +286,32 @@ test("quiet hours are read, refused where they are none, and given back when emp
   await expect(quiet).toHaveValue("");
   await expect(at(page, "setting-heat")).toHaveValue("87");
 });
+
+for (const lang of LANGUAGES)
+  test(`an alternative that is taken is lit, and what it was one to is a click away, ${lang}`, async ({ page }) => {
+    await open(page, "draft", lang, "light");
+    await toPlan(page);
+    const alternative = (name: string) => at(page, `alternative-${name}`);
+    const [proposed, room, fastest] = [alternative("proposed"), alternative("leave_room"), alternative("fastest")];
+    await room.click();
+    await expect(room).toHaveAttribute("aria-pressed", "true");
+    await expect(proposed).toHaveAttribute("aria-pressed", "false");
+    await expect(at(page, "memory-limit")).toBeVisible();
+    if (lang === "zh") await expect(room).toContainText("−430 MiB，+");
+    await shot(page, "4-plan-alternative", lang, "light");
+    await fastest.click();
+    await expect(at(page, "memory-limit")).toHaveCount(0);
+    await expect(at(page, "setting-micro-batch")).toHaveValue("8");
+    await proposed.click();
+    await expect(proposed).toHaveAttribute("aria-pressed", "true");
+    await expect(at(page, "setting-micro-batch")).toHaveValue("4");
+    await expect(at(page, "plan-reset")).toBeDisabled();
+  });
+
+test("a card that the draft cannot be planned for says why", async ({ page }) => {
+  await open(page, "draft", "en", "light", "&card");
+  await toPlan(page);
+  for (const compute of ["f16", "bf16"]) await at(page, "setting-compute").selectOption(compute);
+  await at(page, "compare-select").selectOption("rtx-2080-ti-11gb");
+  await expect(at(page, "compare-refused")).toContainText("does not compute in bf16");
+});

@@ -589,6 +589,13 @@ export function installMock(): void {
             `all 478 examples are longer than ${request.config.data.length} tokens (the shortest has about 72) and would be left out`,
             "Choose a length of at least 72, or set over_length to truncate.",
           );
+        const capability = Number.parseFloat(request.hardware.cards[0]?.compute_capability ?? "");
+        if (request.config.compute === "bf16" && capability < 8)
+          throw error(
+            "plan.no_compute",
+            `${request.hardware.name} does not compute in bf16`,
+            "Leave compute out, or set it to f16.",
+          );
         return args.outline ? outlineOf(mockPlan(request)) : mockPlan(request);
       }
       case "model_fits":
