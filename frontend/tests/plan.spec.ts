@@ -287,6 +287,25 @@ test("quiet hours are read, refused where they are none, and given back when emp
   await expect(at(page, "setting-heat")).toHaveValue("87");
 });
 
+test("what is typed counts when the run is started by its key, and what cannot be taken holds it", async ({ page }) => {
+  await open(page, "draft", "en", "light");
+  await toPlan(page);
+  const length = at(page, "setting-length");
+  await length.fill("many");
+  await page.keyboard.press("Control+Enter");
+  await expect(length).toHaveAttribute("aria-invalid", "true");
+  await expect(length).toBeFocused();
+  await expect(at(page, "plan-start")).toBeEnabled();
+  // The engine refuses so few tokens: with the length before a run would have begun.
+  await length.fill("16");
+  await page.keyboard.press("Control+Enter");
+  await expect(at(page, "error")).toHaveAttribute("data-code", "plan.all_too_long");
+  await expect(at(page, "step-train")).toHaveAttribute("data-state", "todo");
+  await length.fill("256");
+  await page.keyboard.press("Control+Enter");
+  await expect(at(page, "train-finished")).toBeVisible();
+});
+
 for (const lang of LANGUAGES)
   test(`an alternative that is taken is lit, and what it was one to is a click away, ${lang}`, async ({ page }) => {
     await open(page, "draft", lang, "light");

@@ -62,3 +62,26 @@ for (const lang of LANGUAGES)
     await at(page, "train-stop").click();
     await expect(at(page, "train-limits")).toHaveCount(0);
   });
+
+test("what a run holds is not counted against the plan, and is free again when it has ended", async ({ page }) => {
+  await open(page, "running", "en", "light", "&card");
+  const device = at(page, "status-device");
+  await expect(device).toContainText(/2\.4\d of 12\.00 GiB, \d+ °C, \d+ W/);
+  await expect(at(page, "step-plan")).toHaveAttribute("data-state", "done");
+  await at(page, "train-stop").click();
+  await expect(device).toContainText("1.10 of 12.00 GiB");
+});
+
+test("nothing starts beside a run that was left, until it has ended", async ({ page }) => {
+  await open(page, "running", "en", "light");
+  await expect(at(page, "train-step")).toHaveText("128");
+  await page.keyboard.press("Control+n");
+  await at(page, "start-demo").click();
+  await expect(at(page, "data-ready")).toBeVisible();
+  await at(page, "step-plan").click();
+  await expect(at(page, "plan-ready")).toBeVisible();
+  await expect(at(page, "plan-start")).toBeDisabled();
+  await expect(at(page, "plan-start")).toHaveAccessibleDescription(/A run is training/);
+  await page.evaluate(() => dispatchEvent(new Event("mock-end")));
+  await expect(at(page, "plan-start")).toBeEnabled();
+});

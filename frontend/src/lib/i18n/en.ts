@@ -335,6 +335,7 @@ export const en = {
     blocked: "This run cannot start yet.",
     start: "Start training",
     startElsewhere: "The plan is for a card that is not in this computer.",
+    startBeside: "A run is training. The next can start when it has ended.",
     backHere: "Plan for this computer",
     runName: "Run name",
     time: "Time",

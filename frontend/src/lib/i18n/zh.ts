@@ -330,6 +330,7 @@ export const zh: Dictionary = {
     blocked: "这个运行还不能开始。",
     start: "开始训练",
     startElsewhere: "方案针对的显卡不在这台电脑里。",
+    startBeside: "有运行正在训练，结束后才能开始下一个。",
     backHere: "为这台电脑制定方案",
     runName: "运行名称",
     time: "用时",
