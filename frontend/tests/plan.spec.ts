@@ -277,7 +277,7 @@ for (const lang of LANGUAGES)
       await page.keyboard.press("Enter");
       await expect(at(page, "price-words")).toContainText("EUR");
       await expect(at(page, "plan-energy")).toContainText("EUR");
-      await at(page, "reason-governor").scrollIntoViewIfNeeded();
+      await at(page, "reason-heat").scrollIntoViewIfNeeded();
       await shot(page, "4-plan-price", lang, theme);
 
       await at(page, "reach-fold").focus();
@@ -305,8 +305,8 @@ test("quiet hours are read, refused where they are none, and given back when emp
   await quiet.fill("25:00-07:00");
   await page.keyboard.press("Enter");
   await expect(quiet).toHaveAttribute("aria-invalid", "true");
-  await quiet.fill("22:00 – 07:00");
-  await page.keyboard.press("Enter");
+  await quiet.fill("22：00 – 7：00");
+  await page.keyboard.press("Tab");
   await expect(quiet).toHaveAttribute("aria-invalid", "false");
   await expect(quiet).toHaveValue("22:00-07:00");
   await at(page, "setting-heat").fill("");
@@ -315,4 +315,52 @@ test("quiet hours are read, refused where they are none, and given back when emp
   await at(page, "plan-reset").click();
   await expect(quiet).toHaveValue("");
   await expect(at(page, "setting-heat")).toHaveValue("87");
+});
+
+test("what is typed counts when the run is started by its key, and what cannot be taken holds it", async ({ page }) => {
+  await open(page, "draft", "en", "light");
+  await toPlan(page);
+  const length = at(page, "setting-length");
+  await length.fill("many");
+  await page.keyboard.press("Control+Enter");
+  await expect(length).toHaveAttribute("aria-invalid", "true");
+  await expect(length).toBeFocused();
+  await expect(at(page, "plan-start")).toBeEnabled();
+  // The engine refuses so few tokens: with the length before a run would have begun.
+  await length.fill("16");
+  await page.keyboard.press("Control+Enter");
+  await expect(at(page, "error")).toHaveAttribute("data-code", "plan.all_too_long");
+  await expect(at(page, "step-train")).toHaveAttribute("data-state", "todo");
+  await length.fill("256");
+  await page.keyboard.press("Control+Enter");
+  await expect(at(page, "train-finished")).toBeVisible();
+});
+
+for (const lang of LANGUAGES)
+  test(`an alternative that is taken is lit, and what it was one to is a click away, ${lang}`, async ({ page }) => {
+    await open(page, "draft", lang, "light");
+    await toPlan(page);
+    const alternative = (name: string) => at(page, `alternative-${name}`);
+    const [proposed, room, fastest] = [alternative("proposed"), alternative("leave_room"), alternative("fastest")];
+    await room.click();
+    await expect(room).toHaveAttribute("aria-pressed", "true");
+    await expect(proposed).toHaveAttribute("aria-pressed", "false");
+    await expect(at(page, "memory-limit")).toBeVisible();
+    if (lang === "zh") await expect(room).toContainText("−430 MiB，+");
+    await shot(page, "4-plan-alternative", lang, "light");
+    await fastest.click();
+    await expect(at(page, "memory-limit")).toHaveCount(0);
+    await expect(at(page, "setting-micro-batch")).toHaveValue("8");
+    await proposed.click();
+    await expect(proposed).toHaveAttribute("aria-pressed", "true");
+    await expect(at(page, "setting-micro-batch")).toHaveValue("4");
+    await expect(at(page, "plan-reset")).toBeDisabled();
+  });
+
+test("a card that the draft cannot be planned for says why", async ({ page }) => {
+  await open(page, "draft", "en", "light", "&card");
+  await toPlan(page);
+  for (const compute of ["f16", "bf16"]) await at(page, "setting-compute").selectOption(compute);
+  await at(page, "compare-select").selectOption("rtx-2080-ti-11gb");
+  await expect(at(page, "compare-refused")).toContainText("does not compute in bf16");
 });

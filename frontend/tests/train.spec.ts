@@ -53,3 +53,43 @@ test("a run on a card holds at the smallest window", async ({ page }) => {
   await expect(at(page, "train-step")).toHaveText("128");
   await shot(page, "9-small-train-card", "zh", "dark");
 });
+
+for (const lang of LANGUAGES)
+  test(`heat and power of a run that lives are changed where it trains, ${lang}`, async ({ page }) => {
+    await open(page, "running", lang, "light", "&card");
+    await at(page, "train-limits-fold").click();
+    await at(page, "setting-power").fill("150");
+    await page.keyboard.press("Enter");
+    await expect(at(page, "train-limits-fold")).toContainText("87 °C");
+    await expect(at(page, "train-limits-fold")).toContainText("150 W");
+    await at(page, "setting-heat").fill("30");
+    await page.keyboard.press("Enter");
+    await expect(at(page, "setting-heat")).toHaveAttribute("aria-invalid", "true");
+    await at(page, "reason-quiet").scrollIntoViewIfNeeded();
+    await shot(page, "5-train-limits", lang, "light");
+    await at(page, "train-stop").click();
+    await expect(at(page, "train-limits")).toHaveCount(0);
+  });
+
+test("what a run holds is not counted against the plan, and is free again when it has ended", async ({ page }) => {
+  await open(page, "running", "en", "light", "&card");
+  const device = at(page, "status-device");
+  await expect(device).toContainText(/2\.4\d of 12\.00 GiB, \d+ °C, \d+ W/);
+  await expect(at(page, "step-plan")).toHaveAttribute("data-state", "done");
+  await at(page, "train-stop").click();
+  await expect(device).toContainText("1.10 of 12.00 GiB");
+});
+
+test("nothing starts beside a run that was left, until it has ended", async ({ page }) => {
+  await open(page, "running", "en", "light");
+  await expect(at(page, "train-step")).toHaveText("128");
+  await page.keyboard.press("Control+n");
+  await at(page, "start-demo").click();
+  await expect(at(page, "data-ready")).toBeVisible();
+  await at(page, "step-plan").click();
+  await expect(at(page, "plan-ready")).toBeVisible();
+  await expect(at(page, "plan-start")).toBeDisabled();
+  await expect(at(page, "plan-start")).toHaveAccessibleDescription(/A run is training/);
+  await page.evaluate(() => dispatchEvent(new Event("mock-end")));
+  await expect(at(page, "plan-start")).toBeEnabled();
+});

@@ -138,6 +138,19 @@ test("a setting the engine refuses is said where it is, and can be taken back", 
   await expect(at(page, "plan-ready")).toBeVisible();
 });
 
+test("a file that cannot be read takes the plan of the one before away", async ({ page }) => {
+  await open(page, "draft", "en", "light");
+  await expect(at(page, "data-ready")).toBeVisible();
+  await at(page, "step-plan").click();
+  await expect(at(page, "plan-start")).toBeEnabled();
+  await page.evaluate(() => dispatchEvent(new CustomEvent("mock-drop", { detail: "/home/ana/missing.jsonl" })));
+  await expect(at(page, "error")).toHaveAttribute("data-code", "data.not_found");
+  await expect(at(page, "data-ready")).toHaveCount(0);
+  await page.keyboard.press("Control+4");
+  await expect(at(page, "plan-ready")).toHaveCount(0);
+  await expect(at(page, "plan-start")).toBeDisabled();
+});
+
 test("another card is planned for, and a run does not start for it", async ({ page }) => {
   await open(page, "draft", "en", "light");
   await expect(at(page, "data-ready")).toBeVisible();

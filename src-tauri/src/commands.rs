@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use hearth_engine::config::{RunConfig, Settings};
+use hearth_engine::config::{GovernorConfig, RunConfig, Settings};
 use hearth_engine::data::DataStats;
 use hearth_engine::error::Explain;
 use hearth_engine::event::{EventLine, TrainEvent};
@@ -290,6 +290,8 @@ pub(crate) struct RunFiles {
     plan: Option<Plan>,
     config: Option<RunConfig>,
     settings: Option<Settings>,
+    /// When it rests or pauses by itself now, which may be other than at its start.
+    limits: Option<GovernorConfig>,
 }
 
 #[tauri::command]
@@ -297,7 +299,7 @@ pub(crate) async fn run_files(run: String) -> Answer<RunFiles> {
     aside(move || {
         let folder = RunFolder::find(&run::runs_dir(), &run).map_err(|e| e.report())?;
         let (config, settings) = folder.record().ok().map(|record| (record.given, record.resolved)).unzip();
-        Ok(RunFiles { plan: folder.plan().ok(), config, settings })
+        Ok(RunFiles { plan: folder.plan().ok(), config, settings, limits: folder.governor().ok() })
     })
     .await
 }

@@ -135,9 +135,6 @@ export function applyRemedy(
     case "base":
       changed.base = remedy.value as RunConfig["base"];
       return changed;
-    case "n_layers_cached":
-      changed.n_layers_cached = number;
-      return changed;
     case "recompute":
       changed.recompute = remedy.value as RunConfig["recompute"];
       changed.n_layers_eased = null;

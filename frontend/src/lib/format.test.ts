@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
 
-import { formatter, GIB, UNKNOWN } from "./format";
+import { formatter, GIB, parseHours, parseNumber, UNKNOWN } from "./format";
 
 const en = formatter("en");
 const zh = formatter("zh");
@@ -167,4 +167,40 @@ describe("times of day", () => {
 test("a price is in whole dollars, grouped", () => {
   expect(en.price(1599)).toBe("$1,599");
   expect(zh.price(249.4)).toBe("$249");
+});
+
+describe("what is typed", () => {
+  test.each([
+    ["4096", 4096],
+    [" 4 096 ", 4096],
+    ["4,096", 4096],
+    ["1,234,567.5", 1234567.5],
+    ["0,35", 0.35],
+    ["0,350", 0.35],
+    ["12,5", 12.5],
+    ["2e-4", 2e-4],
+    ["４０９６", 4096],
+    ["０．３５", 0.35],
+    ["１，０２４", 1024],
+  ])("“%s” is %d", (typed, number) => expect(parseNumber(typed)).toBe(number));
+
+  test.each(["", "many", "1,2,3", "1.024,5", "12 GB", "0x10", "Infinity", "1.2.3"])("“%s” is no number", (typed) =>
+    expect(parseNumber(typed)).toBeNaN(),
+  );
+
+  test("a number is read as it was written", () => {
+    for (const n of [0, 7, 999, 1000, 1_000_000, 0.25, 1234.5]) expect(parseNumber(en.short(n)), en.short(n)).toBe(n);
+    expect(parseNumber(en.rate(7.1e-5))).toBe(7.1e-5);
+  });
+
+  test.each([
+    ["22:00-07:00", "22:00-07:00"],
+    [" 22:00 – 7:00 ", "22:00-07:00"],
+    ["２２：００～０７：００", "22:00-07:00"],
+    ["9:30—12:00", "09:30-12:00"],
+  ])("“%s” are the hours %s", (typed, hours) => expect(parseHours(typed)).toBe(hours));
+
+  test.each(["", "25:00-07:00", "22:00", "22:00-22:00", "9:00-09:00", "night"])("“%s” are no hours", (typed) =>
+    expect(parseHours(typed)).toBeNull(),
+  );
 });

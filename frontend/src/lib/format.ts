@@ -1,4 +1,7 @@
-/** The only formatter: every number on screen passes through here, so that the same fact looks the same everywhere. */
+/**
+ * The only formatter: every number on screen passes through here, so that the same fact looks the same everywhere. What is
+ * typed is read here too.
+ */
 
 export type Lang = "en" | "zh";
 
@@ -184,4 +187,23 @@ export function formatter(lang: Lang): Formatter {
 function exponent(value: number): string {
   const [mantissa = "0", power = "0"] = value.toExponential(1).split("e");
   return `${Number(mantissa)}e${Number(power)}`;
+}
+
+/**
+ * What was typed as a number; NaN where it is none. Commas between whole groups of three separate them, a single other one is
+ * a decimal comma, and digits may be as wide as a Chinese keyboard writes them.
+ */
+export function parseNumber(typed: string): number {
+  const text = typed.normalize("NFKC").replace(/\s/g, "");
+  const plain = /^[1-9]\d{0,2}(,\d{3})+(\.\d+)?$/.test(text) ? text.replaceAll(",", "") : text.replace(",", ".");
+  return /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(plain) ? Number(plain) : NaN;
+}
+
+/** Typed hours of the day as the engine writes them, "22:00-07:00"; null where they are none. */
+export function parseHours(typed: string): string | null {
+  const text = typed.normalize("NFKC").replace(/\s*[–—−〜~-]\s*/, "-").trim();
+  const found = /^([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)$/.exec(text);
+  if (found === null) return null;
+  const [from, to] = [`${found[1]?.padStart(2, "0")}:${found[2]}`, `${found[3]?.padStart(2, "0")}:${found[4]}`];
+  return from === to ? null : `${from}-${to}`;
 }

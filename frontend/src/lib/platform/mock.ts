@@ -469,8 +469,10 @@ export function installMock(): void {
     step: 128,
     paused: false,
     stopped: false,
+    ended: false,
     started: scenario !== "fresh" && scenario !== "draft" && scenario !== "small",
   };
+  let limits = { ...config.governor, ...(scenario === "resting" ? { quiet_hours: "18:00-07:00" } : {}) };
   // The page tests look for which computers plans were made.
   const planned = new Set<string>();
   Object.assign(window, { mockPlanned: planned });
@@ -494,7 +496,7 @@ export function installMock(): void {
   const summaries = (): RunSummary[] => {
     if (scenario === "fresh" || scenario === "draft" || scenario === "small")
       return live.started
-        ? [other("2026-11-29-appointments", "appointments", "running", live.step, 0.61, 0.58, 0)]
+        ? [other("2026-11-29-appointments", "appointments", live.ended ? "finished" : "running", live.step, 0.61, 0.58, 0)]
         : [];
     const state =
       scenario === "failed" ? "failed" : scenario === "finished" ? "finished" : live.stopped ? "stopped" : "running";
@@ -509,6 +511,12 @@ export function installMock(): void {
       other("2026-11-26-house-style", "house-style", "finished", N_STEPS, 1.118, 1.204, 3),
     ];
   };
+
+  /** A run that lives holds memory of the card, which is no longer free. */
+  const besideRuns = (card: Card): Card =>
+    summaries().some(({ state }) => state === "running")
+      ? { ...card, memory_free_bytes: (card.memory_free_bytes ?? 0) - 1.33 * GIB }
+      : card;
 
   const answer = (cmd: string, args: Record<string, unknown>): unknown => {
     switch (cmd) {
@@ -525,7 +533,7 @@ export function installMock(): void {
       case "hardware":
         return scenario === "small"
           ? { ...here, memory_available_bytes: 0.9 * GIB, memory_total_bytes: 3.8 * GIB }
-          : { ...machine, train_on: gpu.report().train_on };
+          : { ...machine, train_on: gpu.report().train_on, cards: machine.cards.map(besideRuns) };
       case "gpu_setup":
         return gpu.report();
       case "fetch_gpu_libraries": {
@@ -588,6 +596,13 @@ export function installMock(): void {
             `all 478 examples are longer than ${request.config.data.length} tokens (the shortest has about 72) and would be left out`,
             "Choose a length of at least 72, or set over_length to truncate.",
           );
+        const capability = Number.parseFloat(request.hardware.cards[0]?.compute_capability ?? "");
+        if (request.config.compute === "bf16" && capability < 8)
+          throw error(
+            "plan.no_compute",
+            `${request.hardware.name} does not compute in bf16`,
+            "Leave compute out, or set it to f16.",
+          );
         return args.outline ? outlineOf(mockPlan(request)) : mockPlan(request);
       }
       case "model_fits":
@@ -608,6 +623,7 @@ export function installMock(): void {
         return [...presets.values()];
       case "start_run":
         live.started = true;
+        live.ended = false;
         live.step = 0;
         return {
           run_id: "2026-11-29-appointments",
@@ -620,17 +636,18 @@ export function installMock(): void {
         if (args.action === "stop") live.stopped = true;
         else live.paused = args.action === "pause";
         for (const send of channels.values()) {
-          if (args.action === "stop")
+          if (args.action === "stop") {
             lines(send, [
               { time_ms: START + 6e5, type: "finished", reason: "stopped", step: live.step, best_step: 120 },
             ]);
-          else lines(send, [{ time_ms: START + 6e5, type: "phase", name: live.paused ? "pause" : "train" }]);
+            send({ ended: { code: 0, error: null } });
+          } else lines(send, [{ time_ms: START + 6e5, type: "phase", name: live.paused ? "pause" : "train" }]);
         }
         return null;
       case "govern_run": {
-        const { quiet_hours } = args.limits as RunConfig["governor"];
+        limits = args.limits as RunConfig["governor"];
         const go = { type: "governor", pace: "full", code: "", message: "It goes on at full speed.", until_ms: null };
-        if (quiet_hours === null)
+        if (scenario === "resting" && limits.quiet_hours === null)
           for (const send of channels.values())
             lines(send, [go, { type: "phase", name: "train" }].map((e) => ({ time_ms: START + 6e5, ...e })));
         return null;
@@ -642,6 +659,7 @@ export function installMock(): void {
           plan: mockPlan({ config, shape, stats, hardware: computer } as PlanRequest) as Plan,
           config,
           settings: (mockPlan({ config, shape, stats, hardware: computer } as PlanRequest) as Plan).settings,
+          limits,
         };
       case "run_curve":
         return Array.from({ length: 96 }, (_, i) => lossAt((i * N_STEPS) / 96));
@@ -671,7 +689,10 @@ export function installMock(): void {
             const tick = () => {
               lines(send, all.slice(at, (at += 25)));
               if (at < all.length) later(15, tick);
-              else send({ ended: { code: 0, error: null } });
+              else {
+                live.ended = true;
+                send({ ended: { code: 0, error: null } });
+              }
             };
             tick();
           }
@@ -737,6 +758,8 @@ export function installMock(): void {
         throw error("window.unknown_command", `no command ${cmd}`, "");
     }
   };
+  // A run that nobody follows ends by itself.
+  addEventListener("mock-end", () => (live.stopped = true));
   mockIPC((cmd, args) => answer(cmd, (args ?? {}) as Record<string, unknown>));
 
   if (scenario === "draft" || scenario === "small")

@@ -120,6 +120,8 @@ export interface RunFiles {
   plan: Plan | null;
   config: RunConfig | null;
   settings: Settings | null;
+  /** When it rests or pauses by itself now, which may be other than at its start. */
+  limits: GovernorConfig | null;
 }
 
 /** One thing a stream delivers. */

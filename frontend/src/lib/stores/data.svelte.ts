@@ -20,6 +20,8 @@ class DataStore {
   /** What the model was when it was asked. */
   seenBy: Inspection | null = null;
   #pages = $state.raw(new Map<number, Example[]>());
+  /** Counts questions and what makes them void: an answer to an earlier one is dropped. */
+  #asked = 0;
 
   name = $derived(this.path === null ? null : baseName(this.path));
   example = $derived<Example | null>(
@@ -29,6 +31,8 @@ class DataStore {
   async open(path: string): Promise<boolean> {
     const clean = path.trim().replace(/^"(.*)"$/, "$1");
     if (clean === "") return false;
+    // What was found belongs to the file before.
+    if (clean !== this.path) this.forget();
     this.path = clean;
     this.index = 0;
     return this.inspect();
@@ -40,7 +44,6 @@ class DataStore {
    */
   async inspect(): Promise<boolean> {
     const { path } = this;
-    const wanted = model.path;
     if (path === null || model.found === null || model.path === null) {
       this.found = null;
       return false;
@@ -48,7 +51,8 @@ class DataStore {
     this.seenBy = model.found;
     this.loading = true;
     this.error = null;
-    const current = () => this.path === path && model.path === wanted;
+    const asked = ++this.#asked;
+    const current = () => asked === this.#asked;
     try {
       const found = await platform.inspect({ data: path, model: model.path, length: null, from: 1, limit: AT_ONCE });
       if (current()) {
@@ -84,21 +88,23 @@ class DataStore {
       });
       if (this.found === found) this.#pages = new Map(this.#pages).set(page, more.examples);
     } catch (error) {
-      this.error = toReport(error);
+      if (this.found === found) this.error = toReport(error);
     }
   }
 
   /** Keeps the path and forgets what a model made of it. */
   forget(): void {
+    this.#asked++;
     this.found = null;
+    this.error = null;
+    this.loading = false;
     this.seenBy = null;
     this.#pages = new Map();
   }
 
   clear(): void {
+    this.forget();
     this.path = null;
-    this.found = null;
-    this.error = null;
     this.index = 0;
   }
 }

@@ -1,3 +1,5 @@
+import { flushSync } from "svelte";
+
 /** What the screen that is shown answers to the keys; set while it is mounted. */
 class Keys {
   primary: (() => void) | null = null;
@@ -28,4 +30,14 @@ export function isTyping(target: EventTarget | null): boolean {
       target instanceof HTMLSelectElement ||
       (target instanceof HTMLInputElement && !["checkbox", "radio", "range", "button"].includes(target.type)))
   );
+}
+
+/** Has what is being typed taken, as leaving its field does, and stays there; false where it cannot be taken. */
+export function takeTyped(): boolean {
+  const field = document.activeElement;
+  if (!(field instanceof HTMLInputElement)) return true;
+  field.blur();
+  flushSync();
+  field.focus();
+  return field.getAttribute("aria-invalid") !== "true";
 }

@@ -1,5 +1,7 @@
+import type { DataStats } from "$lib/bindings/DataStats";
 import type { ErrorReport } from "$lib/bindings/ErrorReport";
 import type { Hardware } from "$lib/bindings/Hardware";
+import type { ModelShape } from "$lib/bindings/ModelShape";
 import type { Plan } from "$lib/bindings/Plan";
 import type { RunConfig } from "$lib/bindings/RunConfig";
 import { likeMemory, withMemory } from "$lib/cards";
@@ -14,6 +16,24 @@ import { settings } from "./settings.svelte";
 
 /** Another card, beside the one that is planned for: a known one, or any of a memory size. */
 export type Compared = { card: string } | { gib: number };
+
+/** The plan of the draft for another computer, and the plan beside which it was made; or why there is none. */
+export interface Elsewhere {
+  plan: Plan | null;
+  beside: Plan | null;
+  refused: ErrorReport | null;
+}
+
+/** An alternative that was taken: what it was an alternative to stays on offer. */
+interface Choice {
+  name: string;
+  /** The wishes before, their plan, and whether any was the person's. */
+  from: RunConfig;
+  plan: Plan;
+  wished: boolean;
+  /** The wishes since. */
+  taken: RunConfig;
+}
 
 /** The wishes rest when none came for so long: then it is worth asking what other choices would do. */
 const REST_MS = 120;
@@ -49,22 +69,26 @@ class PlanStore {
   error = $state.raw<ErrorReport | null>(null);
   /** A plan is awaited, this one or one elsewhere that somebody looks at: what is shown is of an earlier wish. */
   busy = $state(false);
-  /** Plans of the same draft for other computers, by the key they were wanted under; null where there is none. */
-  elsewhere = $state.raw<Record<string, Plan | null>>({});
+  /** Plans of the same draft for other computers, by the key they were wanted under. */
+  elsewhere = $state.raw<Record<string, Elsewhere>>({});
   compared = $state.raw<Compared | null>(null);
+  #choice = $state.raw<Choice | null>(null);
 
   /** Counts changes: what was asked for an earlier one is old. */
   #revision = 0;
-  #asking = false;
+  /** The answers that are awaited. */
+  #answers: Promise<void> | null = null;
   /** What is shown of other choices is of an earlier wish, and is asked for when this runs out. */
   #rest: ReturnType<typeof setTimeout> | null = null;
   /** Shape, data and computer of the last question: with others an earlier plan is not old but wrong. */
-  #ground: unknown[] = [];
+  #ground: [ModelShape?, DataStats?, Hardware?] = [];
   #wanted = new Map<string, { hardware: Hardware; times: number }>();
   #revisionOf = new Map<string, number>();
   #idle = false;
 
   ready = $derived(model.found !== null && data.found !== null && card.hardware !== null);
+  /** The alternative that the draft is; null again with another wish. */
+  choice = $derived(this.#choice?.taken === this.draft ? this.#choice : null);
   touched = $derived(JSON.stringify(this.draft) !== JSON.stringify(openConfig()));
   runName = $derived(this.name.trim() || suggestName(data.name ?? "run"));
 
@@ -108,7 +132,23 @@ class PlanStore {
 
   /** Takes what the shown plan offers, unless a wish came since: that would be lost. */
   accept(config: RunConfig): void {
-    if (!this.#asking && this.#rest === null) this.take(config);
+    if (this.#answers === null && this.#rest === null) this.take(config);
+  }
+
+  /** Takes an alternative, or with null what they are alternatives to, which is kept until another wish. */
+  pick(name: string | null): void {
+    const { choice } = this;
+    const plan = choice?.plan ?? this.plan;
+    const [from, wished] = choice ? [choice.from, choice.wished] : [this.draft, this.touched];
+    if (name === null) {
+      this.draft = from;
+      return;
+    }
+    const config = plan?.alternatives.find((alternative) => alternative.name === name)?.config;
+    if (config === undefined || plan === null) return;
+    if (choice) this.take(config);
+    else this.accept(config);
+    if (this.draft !== from) this.#choice = { name, from, plan, wished, taken: this.draft };
   }
 
   /** Takes the choices of kept settings; which columns and which evaluation file belong to the data and stay. */
@@ -163,12 +203,14 @@ class PlanStore {
    * Asks at once, for the outline where there is a plan to fill it with; the whole follows when the wishes rest. While
    * an answer is awaited the latest change waits, and those before it are passed over.
    */
-  async replan(whole = false): Promise<void> {
+  replan(whole = false): Promise<void> {
     this.#revision++;
     this.#stir();
     this.busy = true;
-    if (this.#asking) return;
-    this.#asking = true;
+    return (this.#answers ??= this.#askUntilLatest(whole));
+  }
+
+  async #askUntilLatest(whole: boolean): Promise<void> {
     let asked;
     let outlined;
     do {
@@ -176,7 +218,7 @@ class PlanStore {
       outlined = await this.#ask(asked, whole);
       whole = false;
     } while (asked !== this.#revision);
-    this.#asking = false;
+    this.#answers = null;
     if (outlined) this.#rest = setTimeout(() => void this.replan(true), REST_MS);
     else this.#askElsewhere();
   }
@@ -194,6 +236,9 @@ class PlanStore {
       this.#revisionOf.clear();
     }
     if (this.#ground.some((value, i) => value !== [shape, stats, hardware][i])) this.last = null;
+    // What is free may have changed, what the alternatives are to has not.
+    if (this.#ground[0] !== shape || this.#ground[1] !== stats || this.#ground[2]?.name !== hardware.name)
+      this.#choice = null;
     this.#ground = [shape, stats, hardware];
     const isSame = () => shape === model.shape && stats === data.found?.stats && hardware === card.hardware;
     const { last } = this;
@@ -233,7 +278,7 @@ class PlanStore {
   }
 
   #askElsewhere(): void {
-    if (this.#idle || this.#asking || this.#rest !== null) return;
+    if (this.#idle || this.#answers !== null || this.#rest !== null) return;
     this.busy = this.#next() !== null;
     if (!this.busy) return;
     this.#idle = true;
@@ -247,21 +292,25 @@ class PlanStore {
   }
 
   async #askNext(): Promise<void> {
-    const next = this.#asking ? null : this.#next();
+    const next = this.#answers === null ? this.#next() : null;
     const request = next && this.request();
     if (next && request) {
       const [key, hardware] = next;
       const revision = this.#revision;
-      const config = forHardware(request.config, hardware);
-      const plan = await platform.plan({ ...request, config, hardware }, true).catch(() => null);
+      // A limit is one of the memory here.
+      const config = { ...forHardware(request.config, hardware), memory_limit_bytes: null };
+      const answer = await platform.plan({ ...request, config, hardware }, true).then(
+        (plan) => ({ plan, refused: null }),
+        (error: unknown) => ({ plan: null, refused: toReport(error) }),
+      );
       if (revision === this.#revision) {
         this.#revisionOf.set(key, revision);
-        this.elsewhere = { ...this.elsewhere, [key]: plan };
+        this.elsewhere = { ...this.elsewhere, [key]: { ...answer, beside: this.plan } };
       }
     }
     this.#idle = false;
     if (request) this.#askElsewhere();
-    else this.busy = this.#asking;
+    else this.busy = this.#answers !== null;
   }
 }
 

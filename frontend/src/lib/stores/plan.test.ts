@@ -29,7 +29,11 @@ beforeEach(() => {
       const { rank } = request.config.lora;
       const change = outline ? null : { value: `other than ${rank}` };
       const reason = { setting: "rank", value: String(rank), change, if_changed: change?.value ?? "" };
-      const alternatives = outline ? [] : [{ name: `beside ${rank}` }];
+      const take = (name: string, memory_limit_bytes: number | null) => ({
+        name,
+        config: { ...openConfig(), memory_limit_bytes },
+      });
+      const alternatives = outline ? [] : [{ name: `beside ${rank}` }, take("room", 5), take("fast", null)];
       const plan = { of: request.hardware.name, rank, fits: true, remedies: [], reasons: [reason], alternatives };
       asked.push({
         request,
@@ -201,7 +205,7 @@ test("the same card wanted twice is planned for once and until both are gone", a
   asked[4]?.answer();
 });
 
-test("a card that cannot be planned for is none, and does not hold up the next", async () => {
+test("a card that cannot be planned for says why, and does not hold up the next", async () => {
   const unwant = ["a", "b"].map((name) => plan.want(name, computer(name)));
   void rank(8);
   asked[0]?.answer();
@@ -210,9 +214,63 @@ test("a card that cannot be planned for is none, and does not hold up the next",
   await later();
   asked[2]?.answer();
   await later();
-  expect(plan.elsewhere.a).toBeNull();
-  expect(plan.elsewhere.b).toBeTruthy();
+  expect(plan.elsewhere.a).toMatchObject({ plan: null, refused: { code: "plan.no_targets" } });
+  expect(plan.elsewhere.b).toMatchObject({ plan: { of: "b" }, refused: null });
+  expect(plan.elsewhere.b?.beside, "the plan that it can be compared with").toBe(plan.plan);
   unwant.forEach((end) => end());
+});
+
+test("a memory limit is one of this computer, not of the others", async () => {
+  const unwant = plan.want("a", computer("a"));
+  plan.wish((draft) => (draft.memory_limit_bytes = 7));
+  void plan.replan();
+  asked[0]?.answer();
+  await later();
+  expect(asked.map(({ request }) => request.config.memory_limit_bytes)).toEqual([7, null]);
+  asked[1]?.answer();
+  await settled();
+  unwant();
+});
+
+test("an alternative that is taken is the one in use, and what it was one to is kept, until another wish", async () => {
+  void rank(8);
+  asked[0]?.answer();
+  await settled();
+  const before = plan.draft;
+  plan.pick("room");
+  expect([plan.choice?.name, plan.draft.memory_limit_bytes]).toEqual(["room", 5]);
+  expect(plan.choice?.plan, "whose alternatives stay on offer").toBe(plan.plan);
+  plan.pick("fast");
+  expect([plan.choice?.name, plan.draft.memory_limit_bytes]).toEqual(["fast", null]);
+  plan.pick(null);
+  expect(plan.draft).toBe(before);
+  expect(plan.choice).toBeNull();
+  plan.pick("room");
+  plan.wish((draft) => (draft.seed = 3));
+  expect(plan.choice).toBeNull();
+});
+
+test("an alternative of a plan before the latest wish is not taken: the wish would be lost", async () => {
+  void rank(8);
+  asked[0]?.answer();
+  await settled();
+  void rank(12);
+  plan.pick("room");
+  expect([plan.choice, plan.draft.lora.rank]).toEqual([null, 12]);
+  asked[1]?.answer();
+  await settled();
+});
+
+test("whoever asks while an answer is awaited is answered with the latest plan", async () => {
+  void rank(8);
+  let done = false;
+  void rank(12).then(() => (done = true));
+  asked[0]?.answer();
+  await settled();
+  expect(done).toBe(false);
+  asked[1]?.answer();
+  await settled();
+  expect([done, shownRank()]).toEqual([true, 12]);
 });
 
 test("kept settings change the wishes, not what belongs to the data", () => {

@@ -12,13 +12,14 @@ export type RunStatus =
 
 /** The engine's name of the phase in which it holds. */
 const PAUSED = "pause";
+const NO_FILES: RunFiles = { plan: null, config: null, settings: null, limits: null };
 
 /** The run that is open: its events, folded. The engine is the truth; this store only replays and asks. */
 class RunStore {
   id = $state<string | null>(null);
   /** Replaced at every batch of events, so that whoever shows it is told. */
   state = $state.raw<RunState>(emptyRun());
-  files = $state.raw<RunFiles>({ plan: null, config: null, settings: null });
+  files = $state.raw<RunFiles>(NO_FILES);
   /** The event stream is being followed: the process is alive, as far as the engine knows. */
   following = $state(false);
   /** The replay of what happened before has arrived. */
@@ -26,8 +27,8 @@ class RunStore {
   starting = $state(false);
   asked = $state<Asked>(null);
   error = $state.raw<ErrorReport | null>(null);
-  /** Limits of the open run, where they were changed since it began. */
-  #limits: GovernorConfig | null = null;
+  /** Limits that were given since the run was opened. */
+  #limits = $state.raw<GovernorConfig | null>(null);
   #stream: Stream | null = null;
   #generation = 0;
 
@@ -67,7 +68,7 @@ class RunStore {
     this.#stream = null;
     this.id = id;
     this.state = emptyRun();
-    this.files = { plan: null, config: null, settings: null };
+    this.files = NO_FILES;
     this.#limits = null;
     this.error = null;
     this.asked = null;
@@ -86,6 +87,8 @@ class RunStore {
         } else {
           this.following = false;
           this.replayed = true;
+          // Who was asked is gone.
+          if (this.asked !== "resume") this.asked = null;
           if (message.ended.error !== null && this.state.end === null && this.state.runId === null)
             this.error = toReport(message.ended.error);
         }
@@ -108,6 +111,25 @@ class RunStore {
     }
   }
 
+  /** When the open run rests or pauses by itself. */
+  limits = $derived(this.#limits ?? this.files.limits);
+
+  /** Gives the open run other limits, from now on. */
+  async govern(change: (limits: GovernorConfig) => void): Promise<void> {
+    const [id, before] = [this.id, this.#limits];
+    if (id === null || this.limits === null) return;
+    const limits = { ...this.limits };
+    change(limits);
+    // At once: another change may come before this one is answered.
+    this.#limits = limits;
+    try {
+      await platform.govern(id, limits);
+    } catch (error) {
+      if (this.#limits === limits) this.#limits = before;
+      this.error = toReport(error);
+    }
+  }
+
   /** The run rests or waits for a reason that a person may overrule; heat is none. */
   canOverrule = $derived(
     this.state.held?.code === "governor.quiet_hours" || this.state.held?.code === "governor.other_program",
@@ -115,16 +137,12 @@ class RunStore {
 
   /** Lets the run go on although its limits say otherwise, for the rest of the run. */
   async overrule(): Promise<void> {
-    const [limits, code] = [this.#limits ?? this.files.settings?.governor, this.state.held?.code];
-    if (this.id === null || limits === undefined || !this.canOverrule) return;
-    const lifted =
-      code === "governor.quiet_hours" ? { ...limits, quiet_hours: null } : { ...limits, yield_to_others: false };
-    try {
-      await platform.govern(this.id, lifted);
-      this.#limits = lifted;
-    } catch (error) {
-      this.error = toReport(error);
-    }
+    if (!this.canOverrule) return;
+    const isQuiet = this.state.held?.code === "governor.quiet_hours";
+    await this.govern((limits) => {
+      if (isQuiet) limits.quiet_hours = null;
+      else limits.yield_to_others = false;
+    });
   }
 
   async resume(): Promise<void> {

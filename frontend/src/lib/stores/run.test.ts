@@ -1,13 +1,19 @@
 import { clearMocks, mockIPC } from "@tauri-apps/api/mocks";
 import type { Channel } from "@tauri-apps/api/core";
-import { afterEach, expect, test } from "vitest";
+import { afterEach, expect, test, vi } from "vitest";
 
 import { run } from "./run.svelte";
 
 /** A window whose `watch_run` says what the test wants it to say. */
-function window(): { say: (message: unknown) => void; closed: number[]; asked: string[] } {
+function window() {
   let channel: Channel<unknown> | null = null;
-  const found = { say: (message: unknown) => channel?.onmessage(message), closed: [] as number[], asked: [] as string[] };
+  const found = {
+    say: (message: unknown) => channel?.onmessage(message),
+    closed: [] as number[],
+    asked: [] as string[],
+    limits: [] as unknown[],
+    refuses: false,
+  };
   let id = 0;
   mockIPC((command, args) => {
     const given = (args ?? {}) as Record<string, unknown>;
@@ -21,8 +27,14 @@ function window(): { say: (message: unknown) => void; closed: number[]; asked: s
       case "control_run":
         found.asked.push(given.action as string);
         return null;
-      case "run_files":
-        return { plan: null, config: {}, settings: null };
+      case "govern_run":
+        if (found.refuses) throw { code: "x", message: "m", next_step: "" };
+        found.limits.push(given.limits);
+        return null;
+      case "run_files": {
+        const limits = { temperature_limit_c: 87, power_limit_w: null, quiet_hours: null, yield_to_others: false };
+        return { plan: null, config: {}, settings: null, limits };
+      }
       default:
         throw new Error(command);
     }
@@ -90,6 +102,32 @@ test("what was asked is forgotten once the events say that it happened", async (
   w.say({ lines: [finished("stopped")] });
   expect([run.status, run.asked]).toEqual(["stopped", null]);
   expect(w.asked).toEqual(["pause", "continue", "stop"]);
+});
+
+test("a process that is gone was asked in vain: the run can be taken up again", async () => {
+  const w = window();
+  await run.open("r");
+  w.say({ lines: [started, step(1)] });
+  await run.ask("stop");
+  expect(run.asked).toBe("stop");
+  w.say(ended(6));
+  expect([run.status, run.asked]).toEqual(["interrupted", null]);
+});
+
+test("limits are given whole, one change upon the other, and are as before where they cannot be given", async () => {
+  const w = window();
+  await run.open("r");
+  await vi.waitUntil(() => run.limits !== null);
+  const first = run.govern((limits) => (limits.power_limit_w = 150));
+  const second = run.govern((limits) => (limits.temperature_limit_c = 80));
+  await Promise.all([first, second]);
+  const given = { power_limit_w: 150, temperature_limit_c: 80, quiet_hours: null, yield_to_others: false };
+  expect(w.limits).toEqual([{ ...given, temperature_limit_c: 87 }, given]);
+  expect(run.limits).toEqual(given);
+  w.refuses = true;
+  await run.govern((limits) => (limits.power_limit_w = 1));
+  expect(run.limits).toEqual(given);
+  expect(run.error?.message).toBe("m");
 });
 
 test("opening another run ends the stream of the one before, and shows nothing of it", async () => {

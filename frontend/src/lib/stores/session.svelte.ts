@@ -35,11 +35,27 @@ function recall(): Remembered {
   }
 }
 
+export type Obstacle = "plan" | "memory" | "elsewhere" | "run";
+
 /** What concerns several stores at once: starting the window, opening a run, beginning a new one. */
 class Session {
   defaults = $state.raw<Defaults | null>(null);
   /** Everything known from before is back; only from then on is it remembered anew. */
   ready = $state(false);
+  #starting = false;
+
+  /** Runs that live beside the one that is open. */
+  others = $derived(runs.running.filter(({ id }) => id !== run.id));
+  /** Processes that hold memory here: that of the open run until it has ended, and others'. */
+  nLiving = $derived(this.others.length + Number(run.following));
+
+  /** Why the draft cannot be started, as far as its plan is known; null where it can. */
+  obstacle = $derived.by<Obstacle | null>(() => {
+    if (plan.plan === null) return "plan";
+    if (!plan.plan.fits) return "memory";
+    if (!card.isHere) return "elsewhere";
+    return run.starting || this.nLiving > 0 ? "run" : null;
+  });
 
   async begin(): Promise<void> {
     const before = recall();
@@ -121,13 +137,21 @@ class Session {
   }
 
   async start(): Promise<void> {
-    const config = plan.config();
-    if (config === null || !plan.plan?.fits || !card.isHere || run.alive) return;
-    exports.reset();
-    await chat.close();
-    route.go("train");
-    if (!(await run.start(config)) && run.id === null) route.go("plan");
-    await runs.refresh();
+    if (this.#starting) return;
+    this.#starting = true;
+    try {
+      // A wish of this moment has no plan yet, and the one that is shown says nothing of it.
+      await plan.replan();
+      const config = plan.config();
+      if (config === null || this.obstacle !== null) return;
+      exports.reset();
+      await chat.close();
+      route.go("train");
+      if (!(await run.start(config)) && run.id === null) route.go("plan");
+      await runs.refresh();
+    } finally {
+      this.#starting = false;
+    }
   }
 
   /** A dropped path: examples where data is expected or the name says so, else a model. */

@@ -1,6 +1,8 @@
 import { fireEvent, render, screen } from "@testing-library/svelte";
+import { tick } from "svelte";
 import { expect, test, vi } from "vitest";
 
+import { plan } from "$lib/stores/plan.svelte";
 import ErrorNotice from "$lib/ui/ErrorNotice.svelte";
 import PathField from "$lib/ui/PathField.svelte";
 
@@ -43,6 +45,48 @@ test("a number out of range is said at the field and not taken", async () => {
   const why = document.getElementById(input.getAttribute("aria-describedby") ?? "");
   expect(why?.textContent).toBe("between 1 and 512");
   expect(onchange).not.toHaveBeenCalled();
+});
+
+test("what was refused stays with its reason when the field is left, and goes with the next value", async () => {
+  const onchange = vi.fn();
+  const { rerender } = render(NumberField, field(onchange));
+  const input = screen.getByLabelText<HTMLInputElement>("LoRA rank");
+  await fireEvent.focus(input);
+  await fireEvent.input(input, { target: { value: "513" } });
+  await fireEvent.change(input);
+  await fireEvent.blur(input);
+  expect([input.value, input.getAttribute("aria-invalid")]).toEqual(["513", "true"]);
+  await rerender(field(onchange, 8));
+  expect([input.value, input.getAttribute("aria-invalid")]).toEqual(["8", "false"]);
+});
+
+test("what was refused goes with another wish, also where the value stays", async () => {
+  render(NumberField, field(vi.fn()));
+  const input = screen.getByLabelText<HTMLInputElement>("LoRA rank");
+  await fireEvent.input(input, { target: { value: "many" } });
+  await fireEvent.change(input);
+  expect(input.getAttribute("aria-invalid")).toBe("true");
+  plan.reset();
+  await tick();
+  expect([input.value, input.getAttribute("aria-invalid")]).toEqual(["16", "false"]);
+});
+
+test("what the engine counts takes no fraction, and a decimal comma is one", async () => {
+  const onchange = vi.fn();
+  const { rerender } = render(NumberField, { ...field(onchange), whole: true });
+  const input = screen.getByLabelText<HTMLInputElement>("LoRA rank");
+  await fireEvent.change(input, { target: { value: "2,5" } });
+  expect(onchange).not.toHaveBeenCalled();
+  expect(document.querySelector(".field-error")?.textContent).toBe("a whole number between 1 and 512");
+  await rerender({ ...field(onchange), whole: false });
+  await fireEvent.change(input, { target: { value: "2,5" } });
+  expect(onchange).toHaveBeenCalledWith(2.5);
+});
+
+test("the ends of a range are written as numbers are", async () => {
+  render(NumberField, { ...field(vi.fn()), min: 1e-7, max: 1_000_000 });
+  await fireEvent.change(screen.getByLabelText("LoRA rank"), { target: { value: "0" } });
+  expect(document.querySelector(".field-error")?.textContent).toBe("between 1e-7 and 1,000,000");
 });
 
 test("a new plan does not write over what is being typed", async () => {

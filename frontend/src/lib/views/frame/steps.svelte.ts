@@ -77,6 +77,8 @@ export function stepViews(): StepView[] {
   };
 
   const planView = (): [Mark, string] => {
+    // What a run holds is not free for another plan; its own is the one it was started by.
+    if (run.alive && run.files.plan) return ["done", w.planFits(f.duration(run.files.plan.time.total_s))];
     if (plan.error) return ["stop", w.planBad];
     if (plan.plan === null)
       return { chosen: ["todo", w.planNeeds], computer: ["stop", w.planBad], coming: ["running", w.planComing] }[
