@@ -65,7 +65,6 @@ test("every remedy that names a setting changes that setting, and the others cha
   expect(fix("data.length", "448")?.data.length).toBe(448);
   expect(fix("lora.rank", "8")?.lora).toMatchObject({ rank: 8, alpha: 16 });
   expect(fix("base", "nf4")?.base).toBe("nf4");
-  expect(fix("n_layers_cached", "0")?.n_layers_cached).toBe(0);
   expect(fix("recompute", "c0")?.recompute).toBe("c0");
   expect(fix("n_layers_cached", "0")?.n_layers_cached).toBe(0);
   expect(fix("compute", "bf16")?.compute).toBe("bf16");

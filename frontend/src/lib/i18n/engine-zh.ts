@@ -113,9 +113,13 @@ const packing: Said = ({ settings, data }, f, original) => {
 const batch = ({ settings }: Plan) => settings.micro_batch * settings.accumulation;
 
 const optimizerState: Said = (_, __, original) => {
-  const [, wide, narrow] = /takes (\S+) % .* 8-bit (\S+) %/.exec(original) ?? [];
-  return narrow === undefined ? null : `32 位状态占本次运行可用内存的 ${wide}%，8 位占 ${narrow}%。`;
+  const [, wide, of, short, narrow] = /takes (\S+) % of (the card|system memory)(, for which .*)?; .* (\S+) %/.exec(original) ?? [];
+  if (narrow === undefined) return null;
+  return `32 位状态占${of === "the card" ? "显卡" : "系统内存"}的 ${wide}%${short ? "，放不下" : ""}；8 位占 ${narrow}%。`;
 };
+
+const passes = ({ data, time }: Plan, f: Formatter): string =>
+  `${f.count(data.n_train)} 条样本训练 ${f.short(time.epochs)} 轮，共 ${f.count(time.n_steps)} 步`;
 
 const saves = ({ settings }: Plan, f: Formatter): string =>
   `另外每 ${f.duration(settings.checkpoints.every_seconds)} 保存一次。`;
@@ -136,7 +140,7 @@ export const zhReasons: Record<string, Said> = {
   "packing.short_examples": packing,
   "packing.long_examples": packing,
   "packing.fixed": packing,
-  "batch.few_examples": () => "样本不多：每一条都算一步。",
+  "batch.few_examples": () => "序列不多：每一条都算一步。",
   "batch.at_once": (plan, f) => `${f.count(batch(plan))} 条一次就放得下。`,
   "batch.accumulated": (plan, f) =>
     `一次 ${plan.settings.micro_batch} 条，累积 ${plan.settings.accumulation} 次；训练结果与批次 ${f.count(batch(plan))} 完全相同。`,
@@ -146,14 +150,17 @@ export const zhReasons: Record<string, Said> = {
   "recompute.tight": () => "内存紧张：只保留每层的输入。结果相同。",
   "recompute.fixed": () => "按您的选择；各种方式结果相同。",
   "host_memory.tight": () => "放在系统内存中等待，显卡计算时同步搬运。结果相同。",
+  "host_memory.parts": () => "一次算完放不下。结果相同。",
   "host_memory.fixed": () => "按您的选择；结果相同。",
   "weight_cache.left_over": () => "内存有余，这些权重只反量化一次。结果相同。",
   "weight_cache.fixed": () => "按您的选择；结果相同。",
   "optimizer.small_state": optimizerState,
   "optimizer.large_state": optimizerState,
+  "optimizer.tight": optimizerState,
   "optimizer.fixed": optimizerState,
   "base.fixed": () => "按您的选择。适配器、求和与损失始终是 32 位。",
   "base.fits": () => "原始精度放得下，不做任何舍入。",
+  "base.layers": () => "只有 NF4 基座才能按您的选择搬运各层的权重或保留其反量化。",
   "base.tight": () => "原始精度放不下。求和与损失仍是 32 位。",
   "compute.fixed": () => "按您的选择。求和、归一化与损失始终是 32 位。",
   "compute.fixed_f16": () => "按您的选择。损失会放大，使小的梯度不丢失；超过 65,504 时运行结束。",
@@ -165,8 +172,8 @@ export const zhReasons: Record<string, Said> = {
   },
   "warmup.share": ({ settings }, f) => `${f.count(settings.n_steps)} 步的 3%。`,
   "warmup.fixed": () => "按您的选择。",
-  "epochs.usual": ({ data, time }, f) =>
-    `${f.count(data.n_train)} 条样本训练 ${f.short(time.epochs)} 轮，共 ${f.count(time.n_steps)} 步；保留评估最佳的结果。`,
+  "epochs.usual": (plan, f) => `${passes(plan, f)}；保留评估最佳的结果。`,
+  "epochs.usual_unevaluated": (plan, f) => `${passes(plan, f)}。`,
   "epochs.fixed": ({ time }, f) => `按您的选择：${f.count(time.n_steps)} 步。`,
   "evaluation.off": () => "没有留出样本，不做评估。",
   "evaluation.held_out": (plan, f) => `留出 ${f.count(plan.data.n_held_out)} 条样本。${saves(plan, f)}`,
@@ -196,6 +203,7 @@ export const zhSettings: readonly (readonly [RegExp, (match: RegExpExecArray) =>
         .join("，"),
   ],
   [/^All on the card$/, () => "全部放在显卡上"],
+  [/^In one piece$/, () => "一次算完"],
   [/^Part \(C1\); nothing \(n\) in (\d+) of (\d+) layers$/i, (m) => `部分重算（C1）；${m[2]} 层中有 ${m[1]} 层不重算（N）`],
   [/^Most \(C0\); part \(c1\) in (\d+) of (\d+) layers$/i, (m) => `大部分重算（C0）；${m[2]} 层中有 ${m[1]} 层部分重算（C1）`],
   [/^None$/, () => "不保留"],
@@ -241,9 +249,17 @@ export const zhWarnings: Record<string, Said> = {
 /** What would make a run fit, by setting: the engine's form, and ours. */
 export const zhRemedies: Record<string, readonly Rule[]> = {
   n_layers_cached: [[/^Keep no weights dequantised: .*$/, "不保留反量化的权重：结果相同，稍慢一些。"]],
-  recompute: [[/^Recompute more \(C0 instead of (\w+)\): .*$/, "重算更多（C0，原为 $1）：结果相同，更慢。"]],
+  recompute: [
+    [/^Recompute more \(C0 instead of (\w+)\): .*$/, "重算更多（C0，原为 $1）：结果相同，更慢。"],
+    [/^Recompute more \(C0 in all layers\): .*$/, "重算更多（所有层都用 C0）：结果相同，更慢。"],
+  ],
+  host_memory: [
+    [/^Let what can wait in system memory: .*$/, "能等待的都放在系统内存中等待：结果相同。"],
+    [/^Let the plan divide the MLP: .*$/, "MLP 如何分批由方案决定：结果相同。"],
+  ],
   micro_batch: [[/^Take 1 sequence at a time, (\d+) to a step: .*$/, "一次一条序列，每步仍为 $1 条：训练相同。"]],
   "optimizer.kind": [[/^Hold the optimizer's state in 8 bit: .*$/, "优化器状态改为 8 位：实际效果相同。"]],
+  compute: [[/^Compute in (\w+): .*$/, "改用 $1 计算：精度略低；求和、归一化与损失仍是 32 位。"]],
   base: [[/^Hold the base in 4 bit \(NF4\): .*$/, "基座改为 4 位（NF4）：精度略低。"]],
   "data.length": [
     [/^Shorten the length to ([\d,]+) tokens: no example is longer\.$/, "长度缩短到 $1 个词元：没有样本超过它。"],
@@ -326,11 +342,16 @@ export const zhRunWarnings: Record<string, readonly [RegExp, (match: RegExpExecA
     (m) => `内存不足：评估改为一次最多 ${m[1]} 个词元。`,
   ],
   "run.evaluation_skipped": [/^Step (\d+) is not evaluated/, (m) => `内存不足：第 ${m[1]} 步没有评估。`],
-  "run.samples_skipped": [/after step (\d+)/, (m) => `内存不足：第 ${m[1]} 步之后没有回答留出的问题。`],
+  "run.samples_skipped": [/after step (\d+)/, (m) => `第 ${m[1]} 步之后没有回答留出的问题。`],
   "run.checkpoint_skipped": [
     /^No checkpoint was made after step (\d+)/,
     (m) => `内存不足：第 ${m[1]} 步之后没有保存检查点，下一次会再试；在此之前只有上一个检查点是安全的。请关闭其他占用内存的程序。`,
   ],
+  "run.no_reserve": [
+    /^No space could be set aside for a checkpoint: (.+)\. It is tried again/s,
+    (m) => `没有为检查点预留出磁盘空间：${m[1]}。每次保存时会再试；在此之前，磁盘写满会丢失上一个检查点之后的步数。`,
+  ],
+  "run.checkpoint_not_removed": [/^An old checkpoint is still there: (.+)\.$/s, (m) => `一个旧的检查点没有删除：${m[1]}。`],
   "run.card_filling": [
     /^Other programs have taken (.+) of the card since the run began: (.+) are free, and .+ needs (.+?)\. /,
     (m) => `运行开始以来，其他程序又占用了显卡 ${m[1]}：剩余 ${m[2]}，下一次评估和回答需要 ${m[3]}。请在那之前关闭它们，否则运行会以较少的内存、较慢的速度继续。`,
@@ -359,6 +380,10 @@ export const zhRunWarnings: Record<string, readonly [RegExp, (match: RegExpExecA
   "rehearsal.not_kept": [
     /^What was measured is not kept for later plans: (.+)\.$/,
     (m) => `测得的结果没有保存给以后的方案：${m[1]}。`,
+  ],
+  "rehearsal.unreadable": [
+    /^What was rehearsed is not known any more: (.+)\.$/s,
+    (m) => `预演的结果读不出来：${m[1]}。`,
   ],
   "governor.unreadable": [
     /^The governor's new settings are not obeyed: (.+)\.$/,

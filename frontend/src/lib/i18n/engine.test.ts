@@ -102,6 +102,8 @@ test("every sentence that is known by its form is still written in that form", (
     "NVIDIA H100 is divided into 2 parts (MIG): a run has the part 1g.12gb with 11 GiB of 80 GiB.",
     "Choose a smaller model: the least this one needs is 7 GiB.",
     "Choose a smaller model: the least this one needs is 7 GiB; Llama fits as you asked.",
+    "90 % of the 320 W of the board, and 75 W assumed for the rest of the computer",
+    "90 % of the 120 W that its driver allows, and 75 W assumed for the rest of the computer",
     "calculated from 6 cores at 7 GFLOP/s in all",
     "invalid JSON at column 58: expected value",
     "incomplete JSON, it ends early at column 58 (EOF)",
@@ -152,17 +154,21 @@ const SAID: readonly (readonly [string, string])[] = [
   ["batch.at_once", "All 16 fit at once."],
   ["batch.accumulated", "8 micro-batches of 2 train exactly like one batch of 16."],
   ["batch.fixed", "As you chose: 16 at once."],
-  ["optimizer.large_state", "32-bit state takes 2.6 % of the memory free for this run, 8-bit 0.7 %."],
+  ["host_memory.parts", "In one piece it does not fit. The result is the same."],
+  ["optimizer.large_state", "32-bit state takes 2.6 % of the card; 8-bit state 0.7 %."],
+  ["optimizer.tight", "32-bit state takes 1.9 % of system memory, for which there is no room; 8-bit state 0.5 %."],
+  ["base.layers", "Only an NF4 base has layers that are streamed or kept dequantised, as you chose."],
   ["learning_rate.usual", "Usual for LoRA, at batch 16 too."],
   ["learning_rate.fixed", "As you chose; usual for LoRA is 2e-4."],
   ["warmup.share", "3 % of 212 steps."],
   ["epochs.usual", "3 passes over 4,573 examples, 212 steps; the best evaluation is kept."],
+  ["epochs.usual_unevaluated", "3 passes over 4,573 examples, 212 steps."],
   ["epochs.fixed", "As you chose: 212 steps."],
   ["evaluation.held_out", "95 examples held out. Also saves every 5 min 00 s."],
 ];
 /** Figures of a sentence; what a width in bits or a time's seconds add is no value. */
 const figures = (text: string) =>
-  (text.replace(/\d+-bit|\d+ 位|00 s/g, "").match(/\d[\d,.]*(?:e-\d)?/g) ?? []).map((n) => n.replace(/[.,]$/, "")).sort();
+  (text.replace(/\d+[- ]bit|\d+ 位|00 s/g, "").match(/\d[\d,.]*(?:e-\d)?/g) ?? []).map((n) => n.replace(/[.,]$/, "")).sort();
 
 test("a reason in Chinese has every figure of the English one, and no other", () => {
   for (const [code, why] of SAID) {
@@ -192,6 +198,10 @@ test("a warning in Chinese has every figure of the English one", () => {
 test("a remedy in Chinese names the card and the model as the English one does, with every figure", () => {
   const said: [string, string][] = [
     ["n_layers_cached", "Keep no weights dequantised: the same result, a little slower."],
+    ["recompute", "Recompute more (C0 in all layers): the same result, slower."],
+    ["host_memory", "Let what can wait in system memory: the same result."],
+    ["host_memory", "Let the plan divide the MLP: the same result."],
+    ["compute", "Compute in bf16: a little less exact; sums, norms and the loss stay in 32 bit."],
     ["micro_batch", "Take 1 sequence at a time, 16 to a step: the same training."],
     ["data.length", "Shorten the length to 1,024 tokens: 38 examples would be left out."],
     ["lora.rank", "Lower the rank to 8: the adapter can learn less."],
@@ -210,7 +220,7 @@ test("a remedy in Chinese names the card and the model as the English one does, 
     expect(figures(chinese), setting).toEqual(figures(without));
     expect(remedyWords(remedy, "en")).toBe(words);
   }
-  expect(remedyWords({ setting: "card", value: "x", words: said[8]?.[1] ?? "", saves_bytes: 0, enough: true }, "zh")).toContain(
+  expect(remedyWords({ setting: "card", value: "x", words: said.at(-1)?.[1] ?? "", saves_bytes: 0, enough: true }, "zh")).toContain(
     "RTX 4060 Ti, 16 GB",
   );
 });

@@ -13,6 +13,10 @@ export const zhErrors: Record<string, readonly [string, string]> = {
   "plan.batch_not_divisible": ["有效批次不能整除。", "换一个能整除的值，或留空。"],
   "plan.out_of_range": ["有一个设置超出了允许的范围。", "改到允许的范围内。"],
   "plan.no_compute": ["这个设备不能用所选的类型计算。", "计算类型留空，由方案决定。"],
+  "plan.no_kernel": [
+    "显卡没有适合这个模型注意力头宽度的内核。",
+    "在处理器上训练这个模型：把环境变量 HEARTH_ENGINE 设为 processor。",
+  ],
   "plan.base_contradiction": ["基座的精度与计算类型互相矛盾。", "基座留空或改为 nf4，或者计算类型留空。"],
   "plan.no_targets": ["没有选择要训练的线性层。", "至少选择一个。"],
   "plan.repeated_target": ["有一个线性层被列出了两次。", "每层只列一次。"],

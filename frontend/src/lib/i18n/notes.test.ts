@@ -58,7 +58,7 @@ test("what ran short of memory is said in Chinese with its values", () => {
     ],
     ["run.evaluation_smaller", "x. The evaluation goes on with at most 512 tokens at once.", "512"],
     ["run.evaluation_skipped", "Step 9 is not evaluated: x.", "第 9 步"],
-    ["run.samples_skipped", "The sample prompts are not answered after step 4: x.", "第 4 步"],
+    ["run.samples_skipped", "The sample prompts are not answered after step 4: x.", "第 4 步之后没有回答"],
     ["run.checkpoint_skipped", "No checkpoint was made after step 5: x. The next one is tried in its turn.", "第 5 步"],
     [
       "run.card_filling",
@@ -101,6 +101,14 @@ test("what a run says of its rows, its checkpoints and its disk is said in Chine
         "the run.",
       "磁盘已满：这个检查点用掉了为它预留的空间。请腾出空间，否则下一个检查点会失败，运行随之结束。",
     ],
+    [
+      "run.no_reserve",
+      "No space could be set aside for a checkpoint: 40 MiB are missing. It is tried again with each one; until then a disk " +
+        "that fills up costs the steps since the last.",
+      "没有为检查点预留出磁盘空间：40 MiB are missing。每次保存时会再试；在此之前，磁盘写满会丢失上一个检查点之后的步数。",
+    ],
+    ["run.checkpoint_not_removed", "An old checkpoint is still there: step-40: in use.", "一个旧的检查点没有删除：step-40: in use。"],
+    ["rehearsal.unreadable", "What was rehearsed is not known any more: no file.", "预演的结果读不出来：no file。"],
   ];
   for (const [code, message, words] of said)
     expect(noteWords({ ...at, kind: "warning", code, message }, "zh", zh)[0], code).toBe(words);

@@ -80,12 +80,16 @@ export const zhRemarks: readonly Rule[] = [
 
   // Where a speed or a power is from.
   [/^measured with this model on this hardware$/, "用这个模型在这台硬件上实测"],
-  [/^converted from a measurement of this model in another mode on this hardware$/, "由这个模型在这台硬件上以另一种方式实测的结果换算"],
+  [/^converted from another measurement of this model on this hardware$/, "由这个模型在这台硬件上的另一次实测换算"],
   [/^calculated from ([\d,]+) cores? at (\d+) GFLOP\/s in all$/, "按 $1 个核、共 $2 GFLOP/s 计算"],
   [/^calculated from (\d+) % of ([\d.]+) TFLOP\/s$/, "按 $2 TFLOP/s 的 $1% 计算"],
   [/^calculated as for a slow card: .*$/, "按较慢的显卡计算：这张卡的速度未知"],
   [/^as given$/, "按填写的值"],
-  [/^(\d+) % of the board's (\d+) W, and (\d+) W assumed for the rest of the computer$/, "板卡功耗 $2 W 的 $1%，电脑其余部分按 $3 W 估算"],
+  [/^(\d+) % of the (\d+) W of the board, and (\d+) W assumed for the rest of the computer$/, "板卡功耗 $2 W 的 $1%，电脑其余部分按 $3 W 估算"],
+  [
+    /^(\d+) % of the (\d+) W that its driver allows, and (\d+) W assumed for the rest of the computer$/,
+    "驱动允许的 $2 W 的 $1%，电脑其余部分按 $3 W 估算",
+  ],
   [/^assumed: the board power of this card is not known; (\d+) W are the rest of the computer$/, "估算值：这张显卡的板卡功耗未知，其中 $1 W 属于电脑其余部分"],
   [/^assumed for a home computer whose processor is busy$/, "按处理器满载的家用电脑估算"],
 

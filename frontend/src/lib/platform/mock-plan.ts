@@ -19,7 +19,7 @@ function mockPrice(prices: RunConfig["prices"], board_w: number | null, seconds:
     power_words:
       board_w === null
         ? "assumed for a home computer whose processor is busy"
-        : `90 % of the board's ${board_w} W, and 75 W assumed for the rest of the computer`,
+        : `90 % of the ${board_w} W of the board, and 75 W assumed for the rest of the computer`,
     energy_kwh,
     energy_cost: prices.per_kwh === null ? null : energy_kwh * prices.per_kwh,
     rent_cost: prices.per_hour === null ? null : (seconds / 3600) * prices.per_hour,
@@ -309,7 +309,7 @@ export function mockPlan(request: PlanRequest): Plan {
         "optimizer",
         optimizer,
         "small_state",
-        "32-bit state takes 0.2 % of the memory free for this run, 8-bit 0.1 %.",
+        `32-bit state takes 0.2 % of ${card ? "the card" : "system memory"}; 8-bit state 0.1 %.`,
         "8-bit: −28 MiB",
         change("8-bit", -28 * MIB, 0, (c) => (c.optimizer.kind = "adam_w8")),
       ),
