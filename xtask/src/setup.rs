@@ -170,7 +170,7 @@ fn list(names: &[&str]) -> String {
     names.join(", ")
 }
 
-/// `npm ci`, where the lock file is not the one that was installed.
+/// `npm install`, where the lock file is not the one that was installed.
 fn npm_packages() -> Result<()> {
     const OLDEST_NODE: u32 = 20;
     let version = process::read(Command::new("node").arg("--version"))
