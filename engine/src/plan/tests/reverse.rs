@@ -50,7 +50,8 @@ fn the_longest_sequence_is_no_shorter_than_with_the_inputs_placed_by_hand() {
     let shape = ModelShape { max_positions: 1 << 17, ..llama_8b() };
     for id in ["rtx-2060-6gb", "rtx-3060-12gb", "rtx-4090-24gb"] {
         // By hand, inputs may wait where a plan would leave the system memory to others: that is warned of, and no measure here.
-        for (free_bytes, by_hand) in [(computer(id).memory_available_bytes, &[false][..]), (256 << 30, &[false, true])] {
+        for (free_bytes, by_hand) in [(computer(id).memory_available_bytes, &[false][..]), (256 << 30, &[false, true])]
+        {
             let hardware = Hardware { memory_available_bytes: free_bytes, ..computer(id) };
             let longest = |offload_inputs: Option<bool>| {
                 let asked = RunConfig { offload_inputs, ..config() };
