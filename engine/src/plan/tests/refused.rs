@@ -10,15 +10,19 @@ fn long_8b() -> ModelShape {
 }
 
 #[test]
-fn the_length_is_shortened_to_one_that_leaves_examples() {
-    let (shape, data, hardware) = (long_8b(), examples(1000, 9000, 16_000), computer("rtx-2060-6gb"));
+fn the_length_is_shortened_to_the_longest_that_fits_though_shorter_ones_leave_no_example() {
+    // At half the length none is left, and at three quarters it does not fit.
+    let (shape, data, hardware) = (long_8b(), examples(1000, 13_000, 23_000), computer("rtx-2060-6gb"));
     let mut asked = config();
     asked.data.length = Some(LONG);
     let refused = plan(&shape, &data, &asked, &hardware).expect("planned");
     let last = refused.remedies.last().expect("some");
     assert_eq!((refused.fits, last.setting.as_str(), last.enough), (false, "data.length", true), "{last:?}");
-    asked.data.length = Some(last.value.parse().expect("a number"));
-    assert!(plan(&shape, &data, &asked, &hardware).expect("examples are left").fits);
+    let longest: usize = last.value.parse().expect("a number");
+    for (length, fits) in [(longest, true), (longest + propose::LENGTH_STEP, false)] {
+        asked.data.length = Some(length);
+        assert_eq!(plan(&shape, &data, &asked, &hardware).expect("examples are left").fits, fits, "{length}");
+    }
 }
 
 #[test]
